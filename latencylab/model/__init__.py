@@ -1,0 +1,1 @@
+"""Plain data: the columnar trace, the capture and the findings. Imports nothing else of ours."""

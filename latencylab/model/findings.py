@@ -1,0 +1,240 @@
+"""What the analyses found, as plain frozen data; the names follow the output contract.
+
+Times are in µs. Means over steps are summed in integer ns before they are divided, so
+wall = busy + idle and idle = host + gpu + unknown hold to float precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from latencylab.model.integrity import Integrity
+
+SyncKind = Literal["explicit", "copy", "alloc", "poll"]
+Evidence = Literal["recorded", "blocked", "eliminated", "unknown"]
+SyncVerdict = Literal["hidden", "pinning", "harmful", "unclear"]
+Confidence = Literal["high", "medium", "low"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One sentence for the top of the page, how sure it is, and why it is not surer."""
+
+    text: str
+    confidence: Confidence
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """Something to do, and the µs per step that the trace charges to it."""
+
+    what: str
+    us_per_step: float
+    calibrated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WindowParts:
+    """Totals from the first GPU op's start to the last one's end."""
+
+    wall: float
+    busy: float
+    idle: float
+    idle_host: float
+    idle_host_in_launch: float
+    idle_gpu: float
+    idle_unknown: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts(WindowParts):
+    """Means over steady steps. `collective_wait`, a part of busy, is None where ranks were not aligned."""
+
+    collective_wait: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    median: float
+    p10: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How many steps of this kind were found, how many are steady, and why the others are not.
+
+    `modes_us` holds the two centres where the steady steps' durations fall into two modes.
+    """
+
+    found: int
+    steady: int
+    source: str
+    left_out: dict[str, int]
+    wall_us: Spread | None
+    modes_us: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What the launching thread did while the GPU waited for it, µs per step; adds up to idle_host."""
+
+    sync: float = 0.0
+    api: float = 0.0
+    framework: float = 0.0
+    span: dict[str, float] = field(default_factory=dict)
+    gc: float = 0.0
+    waiting: float = 0.0
+    profiler: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIdle:
+    in_graph: float
+    dispatch: float
+    launch_latency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One graph-launched part of a step: µs per step from its first op's start to its last op's end.
+
+    `seam_us` is the time from the last leg's last op to this leg's first; `seam_idle_host_us` its host idle.
+    """
+
+    name: str
+    gpu_us: float
+    busy_us: float
+    ops: float
+    launches: float
+    run_ahead_us: float | None
+    seam_us: float | None
+    seam_idle_host_us: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunAhead:
+    """Median over all legs' first ops, and the 10th percentile of the steps' least."""
+
+    median: float
+    p10: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """One site at which the host blocks, over all steady steps; times are µs per step, or medians per call
+    where they belong to a call (`call_us`, `behind_us`, `need_us`, `queued_us`)."""
+
+    site: str
+    api: str
+    kind: SyncKind
+    span: str  # span path, outermost first, " > " between
+    op: str  # framework op path, of the copy it reads where it has none
+    direction: str  # of the copy it reads: "DtoH pinned", or ""
+    bytes: int | None
+    seam: str  # the leg whose seam it stands in, or ""
+    frames: tuple[str, ...]
+    waits_for: str  # name of the op waited for, or ""
+    calls: int
+    per_step: float
+    call_us: float
+    blocked_us: float
+    idle_us: float
+    behind_us: float | None
+    need_us: float | None
+    queued_us: float | None
+    evidence: Evidence
+    verdict: SyncVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class KernelClass:
+    """Exclusive µs per step: where ops overlap, the earlier one has the time, so classes add up to busy."""
+
+    name: str
+    us: float
+    ops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    name: str
+    kernel_class: str
+    us: float
+    ops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing in which a step differs from the median step, in µs (positive: this step spent more)."""
+
+    what: str
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: `index` counts all steps found from 0; `left_out` is None for a steady one.
+
+    `slower_by` lists where its time over the median step of its kind went, largest first.
+    """
+
+    index: int
+    kind: str
+    start_ns: int
+    end_ns: int
+    left_out: str | None
+    parts: StepParts
+    run_ahead_us: float | None
+    slower_by: tuple[Difference, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KindFindings:
+    """The findings of all steps of one kind; of the whole window, as one unit, where `steps.found` is 0.
+
+    `abstained` names each analysis that lacked its data, with what it lacked.
+    """
+
+    kind: str | None
+    steps: Steps
+    step_us: StepParts | None
+    idle_host_doing_us: Doing
+    idle_host_blame_us: dict[str, float]
+    idle_gpu_us: GpuIdle
+    legs: tuple[Leg, ...]
+    run_ahead_us: RunAhead | None
+    syncs: tuple[Sync, ...]
+    kernels: tuple[KernelClass, ...]
+    top_kernels: tuple[Kernel, ...]
+    abstained: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RankFindings:
+    """One rank on one device; `main` is the kind that fills most of the window."""
+
+    rank: int
+    device: int
+    device_name: str
+    window_us: WindowParts
+    gpu_ops: int
+    launches: int
+    main: KindFindings
+    other_kinds: tuple[KindFindings, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """Everything found in one capture."""
+
+    capture_path: str
+    manifest: dict[str, Any] | None
+    version: str
+    verdict: Verdict
+    fixes: tuple[Fix, ...]
+    integrity: Integrity
+    ranks: tuple[RankFindings, ...]
