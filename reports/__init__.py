@@ -1,1 +1,1 @@
-"""To come."""
+"""Renderers of an `Analysis`: pure functions from plain data to JSON, text, tables and HTML."""

@@ -1,1 +1,1 @@
-"""To come."""
+"""The runtime that runs beside a serving engine: capture, bench and ledger. Empty in this version."""

@@ -6,6 +6,7 @@ are indices into `Trace.names`, threads into `Trace.threads`. A missing integer 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Self
 
@@ -120,8 +121,9 @@ class Trace:
     issues: tuple[Issue, ...] = ()
     window: tuple[int, int] | None = None
 
-    def name_of(self, index: int) -> str:
-        return self.names[index]
+    def matching(self, pattern: re.Pattern[str]) -> Bool:
+        """Which of `names` the pattern is found in; index it with a name column."""
+        return np.fromiter((pattern.search(name) is not None for name in self.names), bool, len(self.names))
 
     def __repr__(self) -> str:
         return (

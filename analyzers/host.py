@@ -1,0 +1,126 @@
+"""What a host thread did at each moment: profiler, API call, GC, framework op, or the innermost span."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from latencylab.analyzers.intervals import Intervals
+from latencylab.model.trace import I64, ApiCalls, Bool, HostEvents, Trace
+
+SYNC, API, FRAMEWORK, GC, WAITING, PROFILER, SPAN = range(7)  # SPAN + i: in span i of `Doing.spans`
+FIXED = ("sync", "api", "framework", "gc", "waiting", "profiler")
+
+GC_SPAN = re.compile(r"\bgc\b", re.IGNORECASE)
+WAITING_EVENT = re.compile(r"^(?:gloo:|c10d::(?:monitored_)?barrier|(?:scheduler\.)?idle$)")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activity:
+    """A thread's doing as a step function of time: `label[i]` holds from `time[i]` to `time[i + 1]`.
+
+    Labels from SPAN on are rows of `spans`, the names of spans; "" stands for the time outside all spans.
+    """
+
+    time: I64
+    label: I64
+    spans: tuple[str, ...]
+
+    def at(self, time: I64) -> I64:
+        """The label in force at each time."""
+        return self.label[np.maximum(np.searchsorted(self.time, time, side="right") - 1, 0)]
+
+
+def owned_overhead(trace: Trace, thread: int) -> Intervals:
+    """The profiler's own work that this thread did.
+
+    Kineto's overhead rows name no thread. One can be this thread's only if no event of the thread starts or
+    ends within it: the thread did nothing else meanwhile.
+    """
+    times = [
+        edges
+        for table in (trace.api, trace.ops, trace.spans)
+        for edges in _on_thread(table.thread, thread, table.start, table.end)
+    ]
+    edges = np.sort(np.concatenate(times))
+    start, end = trace.overhead.start, trace.overhead.end
+    alone = np.searchsorted(edges, start, side="right") == np.searchsorted(edges, end, side="left")
+    return Intervals.union(start[alone], end[alone])
+
+
+def thread_activity(trace: Trace, thread: int, waits: Intervals) -> Activity:
+    """What this thread did, each layer over the one before: spans, framework ops, GC, waiting for a request
+    or a peer, API calls, the blocking calls in `waits`, the profiler's own work.
+    """
+    spans = trace.spans
+    time, label, names = innermost(trace, thread)
+    layers: list[tuple[Intervals, int]] = [(_merged(trace.ops, thread), FRAMEWORK)]
+    layers.append((_merged(spans, thread, trace.matching(GC_SPAN)), GC))
+    is_waiting = trace.matching(WAITING_EVENT)
+    layers.append((_merged(trace.ops, thread, is_waiting), WAITING))
+    layers.append((_merged(spans, thread, is_waiting), WAITING))
+    layers.append((_merged(trace.api, thread), API))
+    layers.append((waits, SYNC))
+    layers.append((owned_overhead(trace, thread), PROFILER))
+    for cover, code in layers:
+        time, label = _overlay(time, label, cover, code)
+    return Activity(time, label, names)
+
+
+def innermost(trace: Trace, thread: int) -> tuple[I64, I64, tuple[str, ...]]:
+    """The innermost span of a thread over time, as a step function whose labels start at SPAN.
+
+    Spans of one thread nest; where they overlap all the same, the later one counts.
+    """
+    spans = trace.spans
+    rows = np.flatnonzero(spans.thread == thread)
+    labels: dict[str, int] = {"": SPAN}
+    time, label = [np.iinfo(np.int64).min], [SPAN]
+    stack: list[tuple[int, int]] = []  # end and label of the open spans
+
+    def close(until: int) -> None:
+        while stack and stack[-1][0] <= until:
+            end, _ = stack.pop()
+            while stack and stack[-1][0] <= end:
+                stack.pop()
+            time.append(end)
+            label.append(stack[-1][1] if stack else SPAN)
+
+    for start, end, name in zip(
+        spans.start[rows].tolist(), spans.end[rows].tolist(), spans.name[rows].tolist(), strict=True
+    ):
+        close(start)
+        code = labels.setdefault(trace.names[name], SPAN + len(labels))
+        stack.append((end, code))
+        time.append(start)
+        label.append(code)
+    close(np.iinfo(np.int64).max)
+    return np.array(time, np.int64), np.array(label, np.int64), tuple(labels)
+
+
+def path_at(events: HostEvents, names: tuple[str, ...], thread: int, time: int) -> tuple[str, ...]:
+    """The names of the events of a thread that hold this time, outermost first."""
+    upto = int(np.searchsorted(events.start, time, side="right"))
+    rows = np.flatnonzero((events.thread[:upto] == thread) & (events.end[:upto] > time))
+    return tuple(names[i] for i in events.name[rows])
+
+
+def _on_thread(threads: np.ndarray, thread: int, *columns: I64) -> list[I64]:
+    mine = threads == thread
+    return [column[mine] for column in columns]
+
+
+def _merged(events: HostEvents | ApiCalls, thread: int, named: Bool | None = None) -> Intervals:
+    mine = events.thread == thread
+    if named is not None:
+        mine &= named[events.name]
+    return Intervals.union(events.start[mine], events.end[mine])
+
+
+def _overlay(time: I64, label: I64, cover: Intervals, code: int) -> tuple[I64, I64]:
+    """The step function with `code` wherever `cover` holds."""
+    times = np.unique(np.concatenate([time, cover.start, cover.end]))
+    below = label[np.maximum(np.searchsorted(time, times, side="right") - 1, 0)]
+    return times, np.where(cover.holds(times), code, below)

@@ -1,0 +1,65 @@
+"""Kernel classes: what kind of work each GPU op does, from a table that users can extend."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from latencylab.model.integrity import InputError
+from latencylab.model.trace import I64, KERNEL, Trace
+
+COPY, OTHER = "copy", "other"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTable:
+    """Classes in the order in which they are asked, each with its pattern."""
+
+    rules: tuple[tuple[str, re.Pattern[str]], ...]
+
+    def class_of(self, kernel: str) -> str:
+        """The first class whose pattern is found in the kernel's name, or "other"."""
+        return next((name for name, pattern in self.rules if pattern.search(kernel)), OTHER)
+
+
+@cache
+def load_classes(extension: Path | None = None) -> ClassTable:
+    """The bundled table, after the rules of `extension`, a TOML file of the same form.
+
+    Raises InputError where that file is missing, no TOML, or not of that form.
+    """
+    bundled = files("latencylab.analyzers").joinpath("kernel_classes.toml").read_text("utf-8")
+    rules = _rules(bundled, "kernel_classes.toml")
+    if extension is not None:
+        try:
+            rules = _rules(extension.read_text("utf-8"), str(extension)) + rules
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{extension}: cannot read the kernel classes: {error}") from error
+    return ClassTable(rules)
+
+
+def _rules(text: str, where: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    try:
+        return tuple(
+            (str(entry["name"]), re.compile("|".join(entry["patterns"]), re.IGNORECASE))
+            for entry in tomllib.loads(text)["class"]
+        )
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, re.error) as error:
+        raise InputError(f"{where}: not a table of kernel classes: {error!r}") from error
+
+
+def classify(trace: Trace, table: ClassTable) -> tuple[I64, tuple[str, ...]]:
+    """Per GPU op the row of its class in the returned names."""
+    used = np.unique(trace.gpu.name)
+    classes: dict[str, int] = {COPY: 0, OTHER: 1}
+    of_name = np.zeros(len(trace.names), np.int64)
+    for name in used.tolist():
+        of_name[name] = classes.setdefault(table.class_of(trace.names[name]), len(classes))
+    of_op = np.where(trace.gpu.kind == KERNEL, of_name[trace.gpu.name], classes[COPY])
+    return of_op, tuple(classes)

@@ -1,0 +1,164 @@
+"""The sentence at the top of the page, how sure it is, and what to do first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from latencylab.model.findings import Confidence, Fix, KindFindings, RankFindings, Sync, Verdict
+from latencylab.model.integrity import Integrity
+
+SMALL = 0.03  # a share of the step below which a part is not worth the headline
+FEW_STEPS = 5
+DOING = {
+    "sync": "the blocking calls themselves",
+    "api": "launch and other API calls",
+    "framework": "framework ops",
+    "gc": "garbage collection",
+    "waiting": "waiting for a request or a peer",
+    "profiler": "the profiler's own work",
+}
+GPU_IDLE = {
+    "in_graph": "gaps between kernels inside graphs",
+    "dispatch": "dispatch gaps before work that was queued in time",
+    "launch_latency": "launch latency",
+}
+GPU_FIX = {
+    "in_graph": "close the gaps inside graphs: programmatic dependent launch, or fewer and fused kernels",
+    "dispatch": "fuse the small kernels queued one by one, or capture them in a graph",
+    "launch_latency": "launch earlier: the GPU waits for each launch to arrive",
+}
+
+
+def judge(ranks: Sequence[RankFindings], integrity: Integrity) -> Verdict:
+    """The verdict on the rank whose steps spend most of their time idle for the host."""
+    rank = max(ranks, key=lambda r: _host_share(r.main))
+    main = rank.main
+    reasons = tuple(_doubts(main, integrity))
+    where = f"Rank {rank.rank}: " if len(ranks) > 1 else ""
+    text = where + _sentence(rank)
+    return Verdict(text, _confidence(main, rank, integrity), reasons)
+
+
+def _parts(findings: KindFindings | None, rank: RankFindings) -> tuple[float, float, float, float, float]:
+    parts = (findings.step_us if findings else None) or rank.window_us
+    return parts.wall, parts.busy, parts.idle_host, parts.idle_gpu, parts.idle_unknown
+
+
+def _host_share(findings: KindFindings) -> float:
+    parts = findings.step_us
+    return parts.idle_host / parts.wall if parts and parts.wall else 0.0
+
+
+def _sentence(rank: RankFindings) -> str:
+    main = rank.main
+    wall, busy, host, gpu, unknown = _parts(main, rank)
+    of_step = f"of the {wall / 1000:.2f} ms window"
+    if main.step_us:
+        of_step = f"of each {wall / 1000:.2f} ms {'' if main.kind == 'step' else f'{main.kind} '}step"
+    worst = _worst(main)
+    if worst is not None:
+        harm = (
+            f"it owns {worst.idle_us:.0f} µs of the GPU's idle there"
+            if worst.verdict == "harmful"
+            else "it resets the host's run-ahead, however short it looks in the trace"
+        )
+        return (
+            f"The host blocks in {worst.site} {_times(worst.per_step)} with too little work queued behind it:"
+            f" {harm}. The GPU waits {host / 1000:.2f} ms {of_step} for the host."
+        )
+    if unknown > SMALL * wall and unknown >= max(host, gpu):
+        return (
+            f"The GPU idles {_share(unknown, wall)} {of_step} with no launch on record, so the trace cannot say"
+            " whose fault that is: record CUDA activity and runtime calls together."
+        )
+    if host > SMALL * wall and host >= gpu:
+        return (
+            f"The GPU waits {_share(host, wall)} {of_step} for the host, most of it during"
+            f" {_during(main)}; no blocking call is to blame."
+        )
+    if gpu > SMALL * wall:
+        cause = max(GPU_IDLE, key=lambda name: getattr(main.idle_gpu_us, name))
+        return f"GPU bound: busy {_share(busy, wall)} {of_step}; {_share(gpu, wall)} goes to {GPU_IDLE[cause]}."
+    heaviest = f", {main.kernels[0].name} first" if main.kernels else ""
+    return f"GPU bound: busy {_share(busy, wall)} {of_step}{heaviest}."
+
+
+def _worst(findings: KindFindings) -> Sync | None:
+    """The first site that pins; sites come with the worst first."""
+    return next((sync for sync in findings.syncs if sync.verdict in ("harmful", "pinning")), None)
+
+
+def _times(per_step: float) -> str:
+    return "once a step" if abs(per_step - 1) < 0.05 else f"{per_step:.2g} times a step"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / 1000:.2f} ms ({part / whole:.0%})" if whole else f"{part / 1000:.2f} ms"
+
+
+def _during(findings: KindFindings) -> str:
+    blame = findings.idle_host_blame_us
+    return _named(max(blame, key=lambda name: blame[name])) if blame else "untraced work"
+
+
+def _named(blame: str) -> str:
+    if blame.startswith("span "):
+        return f"Python or untraced work in {blame[5:]}"
+    return DOING.get(blame, blame)
+
+
+def _doubts(main: KindFindings, integrity: Integrity) -> list[str]:
+    """Why the verdict is not surer."""
+    doubts = []
+    if main.step_us is None:
+        doubts.append("no steps found: figures are of the whole window")
+    elif not main.steps.steady:
+        doubts.append(f"no steady step: figures are of all {main.steps.found} found")
+    elif main.steps.steady < FEW_STEPS:
+        doubts.append(f"only {main.steps.steady} steady steps")
+    if _host_share(main) > SMALL:
+        doubts.append("not calibrated: the profiler slows the host, so host idle is an upper bound")
+    doubts += [issue.detail for issue in integrity.issues if issue.severity != "info"]
+    return doubts
+
+
+def _confidence(main: KindFindings, rank: RankFindings, integrity: Integrity) -> Confidence:
+    wall, _, host, _, unknown = _parts(main, rank)
+    if integrity.status == "unusable" or main.step_us is None or unknown > SMALL * wall:
+        return "low"
+    slowed = any(issue.code in ("stacks_on", "shapes_on") for issue in integrity.issues)
+    worst = _worst(main)
+    if main.steps.steady < FEW_STEPS or (slowed and host > SMALL * wall):
+        return "low"
+    if worst is not None:
+        return "high" if all(doubt.startswith("not calibrated") for doubt in _doubts(main, integrity)) else "medium"
+    return "medium" if host > SMALL * wall or integrity.status != "ok" else "high"
+
+
+def rank_fixes(rank: RankFindings) -> tuple[Fix, ...]:
+    """What to do, worst first, with the µs per step that the trace charges to it.
+
+    Sites that pin come before all else: the trace hides what they cost, since a host slowed by the profiler
+    finds the GPU drained and does not wait. Parts under 1 % of the step are left out.
+    """
+    main = rank.main
+    wall = _parts(main, rank)[0]
+    sites = [
+        Fix(f"remove the wait: {sync.site} ({sync.verdict}; the trace hides its full cost)", sync.idle_us)
+        for sync in main.syncs
+        if sync.verdict in ("harmful", "pinning")
+    ]
+    owners = {sync.site for sync in main.syncs}
+    others = [
+        Fix(f"shorten {_named(name)}", us)
+        for name, us in main.idle_host_blame_us.items()
+        if name not in owners and name != "profiler"
+    ]
+    others += [
+        Fix(f"reach {sync.site} later, or with more work queued ({sync.verdict})", sync.idle_us)
+        for sync in main.syncs
+        if sync.verdict in ("hidden", "unclear")
+    ]
+    others += [Fix(GPU_FIX[name], getattr(main.idle_gpu_us, name)) for name in GPU_FIX]
+    others = [fix for fix in others if fix.us_per_step > 0.01 * wall]
+    return tuple(sites + sorted(others, key=lambda fix: -fix.us_per_step))

@@ -1,0 +1,318 @@
+"""Which GPU op each blocking call waited for, how sure that is, and where in the program it stands."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from latencylab.analyzers.blocking import CLOCK_NS, TO_HOST, WHOLE_DEVICE, BlockingCalls
+from latencylab.analyzers.host import path_at
+from latencylab.analyzers.intervals import Intervals
+from latencylab.analyzers.launches import Launches
+from latencylab.analyzers.legs import LegTable
+from latencylab.analyzers.steps import StepTable
+from latencylab.model.findings import Evidence, SyncKind
+from latencylab.model.trace import I64, MEMCPY, MISSING, Bool, Trace
+
+WAITED_NS = 20_000  # a call longer than this waited: one that need not still takes 6 to 10 µs under CUPTI
+RETURN_NS = 15_000  # a waiting call returns within this time of the end of what it waited for
+BRACKETED = re.compile(r"\s*[\[(][^\])]*[\])]")
+COUNTED = re.compile(r"^(?:ProfilerStep#|execute_)")  # names with a number of the step or of its tokens
+COPY_NAME = re.compile(r"(\w+to\w)\w*\s*\(.*->\s*(\w+)\)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where in the program a call blocks; equal from run to run, so that runs compare by it."""
+
+    api: str
+    kind: SyncKind
+    span: str  # span path, outermost first, bracketed text and step counts removed
+    op: str  # path of framework ops, its own or else that of the copy it reads
+    direction: str  # of the copy it reads, such as "DtoH Pinned"
+    bytes: int | None
+    seam: str  # the leg launched next
+
+    def __str__(self) -> str:
+        where = f" in {self.span}" if self.span else ""
+        through = f" ({self.op})" if self.op else ""
+        size = "" if self.bytes is None else f"{self.bytes} B "
+        reads = f", {size}{self.direction}" if self.direction else ""
+        seam = f", before {self.seam}" if self.seam else ""
+        return f"{self.api}{where}{through}{reads}{seam}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waits:
+    """Per blocking call: the `op` waited for (a row of the GPU ops, or -1) and its `evidence`; `blocked`,
+    the ns it waited for that op; `behind`, the ns of GPU work launched after that op and before the call
+    (-1 where unknown); `queued`, the ns of GPU work still to be done at its return; `need`, the ns from its
+    return until the next leg's launch returns (-1 where none follows); and its `site`, a row of `sites`.
+    """
+
+    calls: BlockingCalls
+    op: I64
+    evidence: tuple[Evidence, ...]
+    blocked: I64
+    behind: I64
+    queued: I64
+    need: I64
+    site: I64
+    sites: tuple[Site, ...]
+
+
+def resolve_waits(
+    trace: Trace, launches: Launches, calls: BlockingCalls, steps: StepTable, legs: LegTable
+) -> Waits:
+    """Find what each call waited for, by the best evidence there is.
+
+    recorded: a synchronization record, the copy that the call itself is, or a wait for the whole device;
+    blocked: the last op that ended within 15 µs before the return of a call of over 20 µs;
+    eliminated: the newest launch, by its place before the call, that was complete at every return of the
+    site (for the steps of one kind). An allocation is charged with a wait only where it blocked.
+    """
+    spans, ops = _paths(trace, calls)
+    step = steps.of_host(calls.start)
+    kinds = [steps.kind[i] if i >= 0 else "" for i in step]
+    alike: list[Hashable] = list(zip(calls.api, spans, ops, kinds, strict=True))
+    op, evidence = calls.op.copy(), np.where(calls.op >= 0, "recorded", "unknown").astype("<U10")
+    _recorded(trace, launches, calls, op, evidence)
+    copies = _copies_read(trace, launches, calls, alike)
+    for rows in _groups(alike):
+        rows = rows[evidence[rows] != "recorded"]
+        if len(rows):
+            _infer(trace, launches, calls, rows, op, evidence)
+    known = op >= 0
+    ended = np.where(known, trace.gpu.end[op] if len(trace.gpu) else 0, 0)
+    blocked = np.where(known, np.clip(ended - calls.start, 0, calls.end - calls.start), 0)
+    behind, queued = _work_behind(trace, launches, calls, op)
+    site, sites = _sites(trace, launches, calls, spans, ops, copies, legs)
+    return Waits(
+        calls,
+        op,
+        tuple(evidence.tolist()),
+        blocked,
+        behind,
+        queued,
+        _need(launches, calls, legs),
+        site,
+        sites,
+    )
+
+
+def _paths(trace: Trace, calls: BlockingCalls) -> tuple[list[str], list[str]]:
+    spans, ops = [], []
+    for thread, time in zip(calls.thread.tolist(), calls.start.tolist(), strict=True):
+        path = path_at(trace.spans, trace.names, thread, time)
+        spans.append(" > ".join(map(_stable, path)))
+        ops.append(" > ".join(path_at(trace.ops, trace.names, thread, time)))
+    return spans, ops
+
+
+def _stable(span: str) -> str:
+    """A span's name without what changes from step to step."""
+    name = BRACKETED.sub("", span)
+    return re.sub(r"\d+", "N", name) if COUNTED.match(name) else name
+
+
+def _groups(keys: list[Hashable]) -> list[I64]:
+    rows: dict[Hashable, list[int]] = defaultdict(list)
+    for row, key in enumerate(keys):
+        rows[key].append(row)
+    return [np.array(group, np.int64) for group in rows.values()]
+
+
+def _recorded(trace: Trace, launches: Launches, calls: BlockingCalls, op: I64, evidence: np.ndarray) -> None:
+    """Fill in what synchronization records say, and waits for the whole device, which need none."""
+    api, syncs = trace.api, trace.syncs
+    record_of = {int(c): i for i, c in enumerate(syncs.correlation) if c >= 0}
+    call_of = {int(c): i for i, c in enumerate(api.correlation) if c >= 0} if record_of else {}
+    stream = trace.gpu.stream[launches.first_op]
+    for i, row in enumerate(calls.row.tolist()):
+        if evidence[i] == "recorded":
+            continue
+        before = calls.start[i]
+        candidates = np.arange(launches.before(before))
+        record = record_of.get(int(api.correlation[row]))
+        if record is not None and not WHOLE_DEVICE.search(calls.api[i]):
+            recorded_by = call_of.get(int(syncs.record_correlation[record]))
+            if recorded_by is not None:
+                candidates = candidates[launches.start[candidates] < api.start[recorded_by]]
+            elif syncs.stream[record] < 0 or "Event" in calls.api[i]:
+                continue  # the record names neither the event's place nor a stream
+            if syncs.stream[record] >= 0:
+                candidates = candidates[stream[candidates] == syncs.stream[record]]
+            candidates = candidates[-1:]
+        elif not WHOLE_DEVICE.search(calls.api[i]):
+            continue
+        if len(candidates):
+            op[i] = launches.last_op[candidates[np.argmax(launches.done[candidates])]]
+            evidence[i] = "recorded"
+
+
+def _place(done: I64, newest: I64, returned: I64) -> int | None:
+    """The smallest p such that item `newest - p` was done at every call's return, or None.
+
+    Calls with fewer than p items before them have nothing to say.
+    """
+    for p in range(1, int(newest.max(initial=0)) + 1):
+        asked = newest >= p
+        if (done[newest[asked] - p] <= returned[asked] + CLOCK_NS).all():
+            return p
+    return None
+
+
+def _infer(
+    trace: Trace, launches: Launches, calls: BlockingCalls, rows: I64, op: I64, evidence: np.ndarray
+) -> None:
+    """Fill in the op waited for by the calls of one place in the program, by `blocked` and `eliminated`."""
+    newest = launches.before(calls.start[rows])
+    place = _place(launches.done, newest, calls.end[rows])
+    if place is None:
+        return
+    for i, count in zip(rows.tolist(), newest.tolist(), strict=True):
+        if count < place:
+            continue
+        if calls.end[i] - calls.start[i] > WAITED_NS:
+            # An event can only stand behind a whole launch, and none newer than `place` can be it.
+            done = launches.done[: count - place + 1]
+            recent = np.flatnonzero((done > calls.end[i] - RETURN_NS) & (done <= calls.end[i] + CLOCK_NS))
+            recent = recent[done[recent] > calls.start[i]]
+            if len(recent):
+                op[i], evidence[i] = launches.last_op[recent[np.argmax(done[recent])]], "blocked"
+                continue
+        if calls.kind[i] != "alloc":
+            op[i], evidence[i] = launches.last_op[count - place], "eliminated"
+
+
+def _copies_read(trace: Trace, launches: Launches, calls: BlockingCalls, alike: list[Hashable]) -> I64:
+    """Per call the device-to-host copy that it reads, as a launch, or -1.
+
+    A copy is its own. Otherwise it is the newest copy to the host of the calling thread, by its place,
+    that was complete at every return of the calls alike. The calls nearest to their copies choose first:
+    what one wait has read is not what a later one waits for.
+    """
+    first = launches.first_op
+    to_host = (trace.gpu.kind[first] == MEMCPY) & trace.matching(TO_HOST)[trace.gpu.name[first]]
+    read = np.where(calls.op >= 0, launches.of_op[calls.op] if len(trace.gpu) else MISSING, MISSING)
+    to_host[read[read >= 0]] = False
+    waiting = [
+        rows
+        for rows in _groups(alike)
+        if calls.kind[rows[0]] == "explicit" and not WHOLE_DEVICE.search(calls.api[rows[0]])
+    ]
+    while waiting:
+        offers = [(rows, _newest_done(launches, calls, rows, to_host)) for rows in waiting]
+        offers = [(rows, copies) for rows, copies in offers if (copies >= 0).any()]
+        if not offers:
+            break
+        nearest, copies = min(offers, key=lambda offer: _distance(launches, calls, *offer))
+        read[nearest] = copies
+        to_host[copies[copies >= 0]] = False
+        waiting = [rows for rows, _ in offers if rows is not nearest]
+    return read
+
+
+def _newest_done(launches: Launches, calls: BlockingCalls, rows: I64, chosen: Bool) -> I64:
+    """For calls alike, each one's newest of the chosen launches of its thread that place proves done, or -1."""
+    candidates = np.flatnonzero(chosen & (launches.thread == calls.thread[rows[0]]))
+    newest = np.searchsorted(launches.start[candidates], calls.start[rows])
+    place = _place(launches.done[candidates], newest, calls.end[rows])
+    found = np.full(len(rows), MISSING, np.int64)
+    if place is not None:
+        there = newest >= place
+        found[there] = candidates[newest[there] - place]
+    return found
+
+
+def _distance(launches: Launches, calls: BlockingCalls, rows: I64, copies: I64) -> float:
+    """The median ns from the launch of the copy to the call."""
+    there = copies >= 0
+    return float(np.median(calls.start[rows[there]] - launches.start[copies[there]]))
+
+
+def _work_behind(trace: Trace, launches: Launches, calls: BlockingCalls, op: I64) -> tuple[I64, I64]:
+    """Per call the ns of GPU work launched after its op and before it, and the ns not done at its return."""
+    order = np.argsort(launches.of_op, kind="stable")
+    of_op = launches.of_op[order]
+    reach = np.maximum.accumulate(launches.done) if len(launches) else launches.done
+    behind = np.full(len(calls), MISSING, np.int64)
+    queued = np.zeros(len(calls), np.int64)
+
+    def work(first: int, stop: int, since: int) -> int:
+        rows = order[np.searchsorted(of_op, first) : np.searchsorted(of_op, stop)]
+        return Intervals.union(np.maximum(trace.gpu.start[rows], since), trace.gpu.end[rows]).total
+
+    never = np.iinfo(np.int64).min
+    for i, count in enumerate(launches.before(calls.start).tolist()):
+        if op[i] >= 0:
+            behind[i] = work(int(launches.of_op[op[i]]) + 1, count, never)
+        pending = int(np.searchsorted(reach[:count], calls.end[i], side="right"))
+        queued[i] = work(pending, count, int(calls.end[i]))
+    return behind, queued
+
+
+def _need(launches: Launches, calls: BlockingCalls, legs: LegTable) -> I64:
+    """Per call the ns from its return until the next leg's launch returns; where the trace has no legs, the
+    next launch of any kind."""
+    start, end, thread = launches.start, launches.end, launches.thread
+    if len(legs):
+        start, end, thread = legs.launch_start, legs.launch_end, legs.thread
+    need = np.full(len(calls), MISSING, np.int64)
+    for its_thread in np.unique(calls.thread):
+        rows = np.flatnonzero(calls.thread == its_thread)
+        mine = np.flatnonzero(thread == its_thread)
+        following = np.searchsorted(start[mine], calls.end[rows])
+        there = following < len(mine)
+        need[rows[there]] = end[mine[following[there]]] - calls.end[rows[there]]
+    return need
+
+
+def _sites(
+    trace: Trace,
+    launches: Launches,
+    calls: BlockingCalls,
+    spans: list[str],
+    ops: list[str],
+    copies: I64,
+    legs: LegTable,
+) -> tuple[I64, tuple[Site, ...]]:
+    seams = _seams(calls, legs)
+    rows: dict[Site, int] = {}
+    site = np.zeros(len(calls), np.int64)
+    for i, copy in enumerate(copies.tolist()):
+        direction, size, op = "", None, ops[i]
+        if copy >= 0:
+            first = launches.first_op[copy]
+            direction = _direction(trace.names[trace.gpu.name[first]])
+            size = int(trace.gpu.bytes[first]) if trace.gpu.bytes[first] >= 0 else None
+            thread, time = int(launches.thread[copy]), int(launches.start[copy])
+            op = op or " > ".join(path_at(trace.ops, trace.names, thread, time))
+        key = Site(calls.api[i], calls.kind[i], spans[i], op, direction, size, seams[i])
+        site[i] = rows.setdefault(key, len(rows))
+    return site, tuple(rows)
+
+
+def _direction(copy: str) -> str:
+    """"DtoH Pinned" from "Memcpy DtoH (Device -> Pinned)"; the name itself where it is built otherwise."""
+    found = COPY_NAME.search(copy)
+    return f"{found.group(1)} {found.group(2)}" if found else copy
+
+
+def _seams(calls: BlockingCalls, legs: LegTable) -> list[str]:
+    """The leg launched next after each call; after the last one, what mostly follows the leg before it."""
+    follows: dict[str, Counter[str]] = defaultdict(Counter)
+    for before, after in zip(legs.name, legs.name[1:], strict=False):
+        follows[before][after] += 1
+    seams = []
+    for following in np.searchsorted(legs.launch_start, calls.start).tolist():
+        if following < len(legs):
+            seams.append(legs.name[following])
+        else:
+            likely = follows[legs.name[-1]].most_common(1) if len(legs) else []
+            seams.append(likely[0][0] if likely else "")
+    return seams

@@ -1,0 +1,130 @@
+"""Where results go: stdout, or files that appear whole or not at all and replace nothing unasked."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from latencylab.model.integrity import OutputError
+
+STDOUT = Path("-")
+
+force_option = click.option("--force", is_flag=True, help="Replace files that exist.")
+
+
+def print_text(text: str, encoding: str | None = None) -> None:
+    """Write all of it to stdout, in stdout's encoding unless another is given.
+
+    Raises OutputError, or BrokenPipeError where nobody reads on.
+    """
+    with _writing("standard output"):
+        if sys.stdout is None:
+            raise OutputError("cannot write standard output: it is closed")
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode(encoding or sys.stdout.encoding, "backslashreplace"))
+        sys.stdout.flush()
+
+
+def check_file(path: Path, *, force: bool) -> None:
+    """Raise OutputError where `write_file` would, as far as that can be told beforehand."""
+    with _writing(path):
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder")
+        if path.is_file() and not force:
+            raise OutputError(f"{path} exists (--force replaces it)")
+        _check_parent(path)
+
+
+def write_file(path: Path, text: str, *, force: bool) -> None:
+    """Write UTF-8 text; the file appears whole, or stays as it was. Raises OutputError."""
+    check_file(path, force=force)
+    data = text.encode("utf-8", "backslashreplace")
+    with _writing(path):
+        target = path.resolve()  # a link stays a link
+        if target.exists() and not target.is_file():  # a device or a pipe cannot be replaced
+            target.write_bytes(data)
+            return
+        temporary = _temporary_beside(target)
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def check_folder(path: Path, *, force: bool) -> None:
+    """Raise OutputError where `write_folder` would, as far as that can be told beforehand."""
+    with _writing(path):
+        if path.is_dir():
+            if not force and any(path.iterdir()):
+                raise OutputError(
+                    f"{path} is not empty (--force replaces the files written, and leaves others)"
+                )
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise OutputError(f"cannot write into {path}: no permission")
+        elif path.exists():
+            raise OutputError(f"{path} exists and is no folder")
+        else:
+            _check_parent(path)
+
+
+def write_folder(path: Path, fill: Callable[[Path], object], *, force: bool) -> None:
+    """Let `fill` write into an empty folder, then put its files in place. Raises OutputError.
+
+    A new folder appears whole or not at all; in one that exists each file does.
+    """
+    check_folder(path, force=force)
+    with _writing(path):
+        target = path.resolve()
+        exists = target.exists()
+        temporary = _temporary_beside(target / "_" if exists else target)
+        try:
+            temporary.mkdir()
+            fill(temporary)
+            if exists:
+                _move_files(temporary, target)
+            else:
+                temporary.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move_files(source: Path, target: Path) -> None:
+    for file in sorted(path for path in source.rglob("*") if path.is_file()):
+        place = target / file.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(place)
+
+
+def _check_parent(path: Path) -> None:
+    parent = path.resolve().parent
+    if not parent.is_dir():
+        raise OutputError(f"cannot write {path}: {parent} is no folder")
+    if not path.exists() and not os.access(parent, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write {path}: no permission")
+
+
+def _temporary_beside(target: Path) -> Path:
+    """A name in the same folder, so that the move into place is atomic."""
+    return target.with_name(f".latencylab-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+@contextmanager
+def _writing(what: object) -> Iterator[None]:
+    """Whatever the system refuses here is the output's fault."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {what}: {error.strerror or error}") from error

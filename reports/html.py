@@ -1,0 +1,172 @@
+"""The analysis as one HTML file that needs nothing else: no network, no fonts, no second file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath, PureWindowsPath
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from latencylab.model.findings import Analysis, KindFindings, RankFindings, Step, Sync, WindowParts
+from latencylab.reports import figures, summary
+from latencylab.reports import format as fmt
+from latencylab.reports.names import short_name
+
+# Of each kind of step; the CSV tables hold all of them.
+STEP_ROWS = 200
+
+_MANIFEST_ROWS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class KindView:
+    """One kind of step of one rank, with what its section draws; `key` is unique in the page."""
+
+    key: str
+    rank: RankFindings
+    kind: KindFindings
+    parts: WindowParts
+    rows: list[summary.Bar]
+    syncs: list[Sync]
+    steps: list[Step]
+    slowest: Step | None
+    figures: dict[str, figures.Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank with its kinds of step, the main one first."""
+
+    rank: RankFindings
+    main: KindView
+    others: list[KindView]
+
+
+def render_html(analysis: Analysis) -> str:
+    """The whole page. Names are escaped, folders of absolute paths are left out."""
+    front = summary.focus(analysis)
+    ordered = sorted(analysis.ranks, key=lambda r: (r is not front, r.rank, r.device))
+    ranks = [_rank_view(i, r) for i, r in enumerate(ordered)]
+    drawn = {
+        f"{view.key}-{name}": figure
+        for rank in ranks
+        for view in (rank.main, *rank.others)
+        for name, figure in view.figures.items()
+    }
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            analysis=analysis,
+            ranks=ranks,
+            capture=capture_name(analysis),
+            manifest=list(manifest_rows(analysis.manifest or {})),
+            figures_json=Markup(script_json(drawn)),  # noqa: S704  (escaped for a script element)
+            plotly_js=Markup(get_plotlyjs()),  # noqa: S704  (plotly's own file)
+        )
+    )
+
+
+def script_json(data: Any) -> str:
+    """JSON that no HTML parser can leave a script element in."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def capture_name(analysis: Analysis) -> str:
+    """The capture's own name, without the folders that it lies in."""
+    return PureWindowsPath(PurePath(analysis.capture_path).name).name or "capture"
+
+
+def manifest_rows(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """The manifest flattened: `server.tp` and `4`."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from manifest_rows(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(v, dict | list | tuple) for v in value):
+        for i, inner in enumerate(value):
+            yield from manifest_rows(inner, f"{path}[{i}]")
+    elif isinstance(value, list | tuple):
+        yield path, ", ".join(str(v) for v in value) or fmt.MISSING
+    elif path:
+        yield path, fmt.MISSING if value in (None, {}, "") else str(value)
+
+
+def _rank_view(number: int, rank: RankFindings) -> RankView:
+    main, *others = [
+        _kind_view(f"r{number}-k{i}", rank, kind, rank.window_us if i == 0 else None)
+        for i, kind in enumerate(summary.kinds(rank))
+    ]
+    return RankView(rank, main, others)
+
+
+def _kind_view(key: str, rank: RankFindings, kind: KindFindings, window: WindowParts | None) -> KindView:
+    parts = kind.step_us or window or WindowParts(*([float("nan")] * 7))
+    rows = figures.waterfall_rows(kind, parts)
+    made = {
+        "waterfall": figures.waterfall(rows, parts.wall) if fmt.amount(parts.wall) > 0 else None,
+        "run-ahead": figures.run_ahead(rank, kind),
+        "steps": figures.steps_bars(rank, kind),
+    }
+    return KindView(
+        key=key,
+        rank=rank,
+        kind=kind,
+        parts=parts,
+        rows=rows,
+        syncs=summary.ordered_syncs(kind),
+        steps=summary.own_steps(rank, kind),
+        slowest=summary.slowest(rank, kind),
+        figures={name: figure for name, figure in made.items() if figure is not None},
+    )
+
+
+def _environment() -> Environment:
+    env = Environment(
+        loader=PackageLoader("latencylab.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.filters |= {
+        "us": fmt.us,
+        "us_unit": fmt.us_unit,
+        "signed_us": fmt.signed_us,
+        "duration": fmt.duration,
+        "percent": fmt.percent,
+        "per_step": fmt.per_step,
+        "bytes": fmt.size,
+        "short_name": short_name,
+        "amount": fmt.amount,
+        "css_percent": css_percent,
+    }
+    env.globals |= {
+        "s": summary,
+        "share": fmt.share,
+        "bound_us": fmt.bound_us,
+        "count": fmt.count,
+        "axis_top": figures.axis_top,
+        "STEP_ROWS": STEP_ROWS,
+        "STEPS_DRAWN": figures.STEPS_DRAWN,
+        "MANIFEST_ROWS": _MANIFEST_ROWS,
+    }
+    return env
+
+
+def css_percent(fraction: float | None) -> str:
+    """A fraction as a CSS length, from 0 to 100 %."""
+    return f"{100 * min(max(fmt.amount(fraction), 0.0), 1.0):.3f}%"
+
+
+def _shown(value: Any) -> Any:
+    """What a page may show of a value: applied to all that a template prints, before it is escaped."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return fmt.without_folders(fmt.clean(value))
+    return value

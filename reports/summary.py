@@ -1,0 +1,162 @@
+"""What several renderers show alike: which rank stands in front, in what order, and where a step goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from latencylab.model.findings import (
+    Analysis,
+    Doing,
+    GpuIdle,
+    KindFindings,
+    RankFindings,
+    Step,
+    StepParts,
+    Sync,
+    WindowParts,
+)
+from latencylab.reports.format import amount, count, finite
+
+Role = Literal["wall", "busy", "host", "gpu", "unknown"]
+
+VERDICT_ORDER = {"harmful": 0, "pinning": 1, "unclear": 2, "hidden": 3}
+VERDICT_MEANS = {
+    "harmful": "resets run-ahead and owns idle GPU time in this trace",
+    "pinning": "resets run-ahead; what it costs without the profiler is calibration's to say",
+    "unclear": "too little work behind it, but no evidence that it waits for this step",
+    "hidden": "reads an older result while enough newer work is queued",
+}
+UPPER_BOUND = "uncalibrated: upper bound, the profiler slows the host"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One row of the waterfall: `us` long, starting at `start_us` of the step; `depth` 1 is a part of the
+    row above it.
+    """
+
+    label: str
+    role: Role
+    us: float | None
+    start_us: float
+    depth: int = 0
+
+
+def focus(analysis: Analysis) -> RankFindings | None:
+    """The rank shown first: the one whose host left its GPU idle longest, since its peers wait for it."""
+    return max(analysis.ranks, key=lambda r: (amount(step_parts(r).idle_host), -r.rank), default=None)
+
+
+def step_parts(rank: RankFindings) -> WindowParts:
+    """Where a step of the main kind goes; the whole window where no steps were found."""
+    return rank.main.step_us or rank.window_us
+
+
+def unit(kind: KindFindings) -> str:
+    """What the times of a kind are per."""
+    return "step" if kind.step_us is not None else "window"
+
+
+def basis(kind: KindFindings) -> str:
+    """What the times of a kind are means of."""
+    if kind.step_us is None:
+        return "the whole window as one unit: no steady steps"
+    return f"mean of {count(kind.steps.steady, 'steady step')}"
+
+
+def blame_rows(kind: KindFindings, idle_host: float | None, top: int) -> list[tuple[str, float]]:
+    """The host idle by its cause, largest first: the `top` largest, and the rest as one row."""
+    known = {name: value for name, v in kind.idle_host_blame_us.items() if (value := finite(v)) is not None}
+    rows = sorted(known.items(), key=lambda row: (-row[1], row[0]))
+    if len(rows) > top:
+        rest = rows[top:]
+        rows = [*rows[:top], (count(len(rest), "smaller cause"), sum(v for _, v in rest))]
+    left = amount(idle_host) - sum(known.values())
+    # Rounding of the parts is no cause of its own.
+    if left > max(0.05, 0.001 * amount(idle_host)):
+        rows.append(("not attributed", left))
+    return rows
+
+
+def doing_rows(doing: Doing) -> list[tuple[str, float]]:
+    """What the launching thread did while the GPU waited, largest first, without the zeros."""
+    named = {
+        "waiting in a blocking call": doing.sync,
+        "in an API call": doing.api,
+        "in a framework op": doing.framework,
+        "in garbage collection": doing.gc,
+        "waiting for a request or a peer": doing.waiting,
+        "in the profiler's own overhead": doing.profiler,
+    }
+    rows = [*named.items(), *((f"in span {name} (Python or untraced)", v) for name, v in doing.span.items())]
+    return sorted(((n, v) for n, v in rows if amount(v) > 0), key=lambda row: (-row[1], row[0]))
+
+
+def gpu_idle_rows(idle: GpuIdle) -> list[tuple[str, float]]:
+    """The GPU's own idle by its reason."""
+    return [
+        ("between the ops of one graph (in_graph)", idle.in_graph),
+        ("queued in time, started late (dispatch)", idle.dispatch),
+        ("from the launch call's return to the op's start (launch_latency)", idle.launch_latency),
+    ]
+
+
+def waterfall(parts: WindowParts) -> list[Bar]:
+    """Wall, then its parts one after the other, so that their bars add up to the wall's."""
+    busy, host, gpu = amount(parts.busy), amount(parts.idle_host), amount(parts.idle_gpu)
+    bars = [Bar("wall", "wall", parts.wall, 0.0), Bar("busy", "busy", parts.busy, 0.0)]
+    wait = parts.collective_wait if isinstance(parts, StepParts) else None
+    if wait is not None:
+        bars.append(Bar("waiting in collectives", "busy", wait, max(0.0, busy - amount(wait)), 1))
+    bars.append(Bar("idle, host late", "host", parts.idle_host, busy))
+    if amount(parts.idle_host_in_launch) > 0:
+        bars.append(Bar("inside launch calls", "host", parts.idle_host_in_launch, busy, 1))
+    bars.append(Bar("idle, GPU's own", "gpu", parts.idle_gpu, busy + host))
+    if amount(parts.idle_unknown) > 0 or finite(parts.idle_unknown) is None:
+        bars.append(Bar("idle, unknown", "unknown", parts.idle_unknown, busy + host + gpu))
+    return bars
+
+
+def ordered_syncs(kind: KindFindings) -> list[Sync]:
+    """Blocking sites: the worst verdict first, then by the idle they own, then by how long they block."""
+    return sorted(
+        kind.syncs,
+        key=lambda s: (VERDICT_ORDER[s.verdict], -amount(s.idle_us), -amount(s.blocked_us), s.site),
+    )
+
+
+def verdict_counts(kind: KindFindings) -> str:
+    """`1 harmful, 2 hidden`."""
+    verdicts = [s.verdict for s in kind.syncs]
+    found = [(v, verdicts.count(v)) for v in VERDICT_ORDER if v in verdicts]
+    return ", ".join(f"{n} {v}" for v, n in found) or "none"
+
+
+def left_out(kind: KindFindings) -> str:
+    """`first 1, last 1, outlier 2`, by number."""
+    causes = sorted(kind.steps.left_out.items(), key=lambda c: (-c[1], c[0]))
+    return ", ".join(f"{name} {n:,}" for name, n in causes)
+
+
+def own_steps(rank: RankFindings, kind: KindFindings) -> list[Step]:
+    """The steps of one kind, in order."""
+    return [s for s in rank.steps if s.kind == kind.kind]
+
+
+def slowest(rank: RankFindings, kind: KindFindings) -> Step | None:
+    """The slowest step of a kind, of the steady ones and the outliers: those cut off at the window's ends
+    or disturbed by the profiler would explain nothing.
+    """
+    steps = [s for s in own_steps(rank, kind) if s.left_out in (None, "outlier")]
+    return max(steps, key=lambda s: amount(s.parts.wall), default=None)
+
+
+def kinds(rank: RankFindings) -> list[KindFindings]:
+    """All kinds of step of a rank, the main one first."""
+    return [rank.main, *rank.other_kinds]
+
+
+def calibrated(analysis: Analysis) -> bool:
+    """Whether every fix's µs are calibrated."""
+    return all(f.calibrated for f in analysis.fixes)

@@ -1,0 +1,56 @@
+"""Scenarios made from scenarios: a slower host, a profiler that gets in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from synth.actions import Action, FrameworkOp, GraphLaunch, Launch, Overhead, Python, Scenario, Span
+
+
+def rewritten(scenario: Scenario, rule: Callable[[Action], Iterable[Action]]) -> Scenario:
+    """The scenario with each action replaced by what `rule` makes of it; bodies first."""
+
+    def walk(actions: Iterable[Action]) -> tuple[Action, ...]:
+        out: list[Action] = []
+        for action in actions:
+            if isinstance(action, Span | FrameworkOp):
+                action = replace(action, body=walk(action.body))
+            out += rule(action)
+        return tuple(out)
+
+    return replace(scenario, programs=tuple(replace(p, actions=walk(p.actions)) for p in scenario.programs))
+
+
+def slowed(scenario: Scenario, factor: float, calls: float | None = None) -> Scenario:
+    """A host slower by `factor`, its API calls by `calls` (the same where not given). The GPU is as fast."""
+    calls = factor if calls is None else calls
+
+    def rule(action: Action) -> list[Action]:
+        if isinstance(action, Span | FrameworkOp | Overhead):
+            return [action]
+        by = factor if isinstance(action, Python) or type(action).__name__ == "Gc" else calls
+        names = ("call_dur",) if hasattr(action, "call_dur") else ("dur",)
+        change: dict[str, Any] = {n: round(getattr(action, n) * by) for n in names}
+        return [replace(action, **change)]  # type: ignore[type-var]
+
+    return rewritten(scenario, rule)
+
+
+def with_profiler_overhead(scenario: Scenario, dur: int, every: int = 10, inside: bool = False) -> Scenario:
+    """Profiler buffer work of `dur` ns at every so many launches: before the call, or `inside` it."""
+    count = 0
+
+    def rule(action: Action) -> list[Action]:
+        nonlocal count
+        if not isinstance(action, Launch | GraphLaunch):
+            return [action]
+        count += 1
+        if count % every:
+            return [action]
+        if inside:
+            return [replace(action, overhead=action.overhead + dur)]
+        return [Python(1), Overhead(dur), Python(1), action]
+
+    return rewritten(scenario, rule)

@@ -1,0 +1,150 @@
+"""The capture bundle: what a manifest must be, and the unprofiled part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from latencylab.model.integrity import InputError, OutputError
+from latencylab.traces import bundle
+
+
+def _capture(folder: Path, **changes: Any) -> Path:
+    (folder / "rank0.json").write_text("{}")
+    manifest = {"schema": bundle.SCHEMA, "files": {"0": "rank0.json"}, **changes}
+    (folder / bundle.MANIFEST).write_text(json.dumps(manifest))
+    return folder
+
+
+def test_manifest_round_trip(tmp_path: Path) -> None:
+    for name in ("b.json", "a.json"):
+        (tmp_path / name).write_text("{}")
+    bundle.write_manifest(tmp_path, {"files": {10: "a.json", 2: "b.json"}, "env": {"X": "ü"}, "more": [1]})
+    manifest = bundle.read_manifest(tmp_path)
+    assert manifest == {
+        "schema": bundle.SCHEMA,
+        "files": {"10": "a.json", "2": "b.json"},
+        "env": {"X": "ü"},
+        "more": [1],
+    }
+    assert list(bundle.files_of(tmp_path, manifest).items()) == [
+        (2, tmp_path / "b.json"),
+        (10, tmp_path / "a.json"),
+    ]
+
+
+def test_no_manifest(tmp_path: Path) -> None:
+    assert bundle.read_manifest(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schema": "latencylab.capture/2"}, "not known to this version"),
+        ({"schema": None}, "not known to this version"),
+        ({"files": {}}, "no trace files"),
+        ({"files": {"x": "rank0.json"}}, "not a rank"),
+        ({"files": {"00": "rank0.json"}}, "not a rank"),
+        ({"files": {"0": "rank0.json", "1": "rank0.json"}}, "two ranks"),
+        ({"files": {"0": 5}}, "Expected `str`"),
+        ({"env": {"A": 1}}, "Expected `str`"),
+        ({"files": {"0": "rank1.json"}}, "missing"),
+        ({"files": {"0": ""}}, "missing"),
+        ({"files": {"0": "../rank0.json"}}, "outside"),
+        ({"files": {"0": "a/../../rank0.json"}}, "outside"),
+        ({"files": {"0": "/etc/passwd"}}, "outside"),
+        ({"files": {"0": "a\0b"}}, "outside"),
+        ({"files": {"0": "link.json"}}, "outside"),
+        ({"files": {"0": "loop"}}, "loop"),
+    ],
+)
+def test_bad_manifest(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    (tmp_path / "rank0.json").write_text("{}")
+    (folder / "link.json").symlink_to(tmp_path / "rank0.json")
+    (folder / "loop").symlink_to(folder / "loop")
+    with pytest.raises(InputError, match=said) as caught:
+        bundle.read_manifest(_capture(folder, **changes))
+    assert "\n" not in str(caught.value)
+    assert str(folder / bundle.MANIFEST) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", "[" * 100_000])
+def test_manifest_that_is_no_json_object(tmp_path: Path, text: str) -> None:
+    (tmp_path / bundle.MANIFEST).write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError):
+        bundle.read_manifest(tmp_path)
+
+
+def test_link_within_the_capture_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to(tmp_path / "rank0.json")
+    assert bundle.read_manifest(_capture(tmp_path, files={"0": "link.json"})) is not None
+
+
+def test_manifest_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        bundle.write_manifest(tmp_path / "file", {"files": {0: "a.json"}})
+    with pytest.raises(ValueError, match="no trace files"):
+        bundle.write_manifest(tmp_path, {"files": {}})
+
+
+def test_clock_keeps_every_nanosecond_and_null(tmp_path: Path) -> None:
+    clock = pd.DataFrame(
+        {
+            "step": [0, 1],
+            "span": ["scheduler.run_batch", "draft"],
+            "start_ns": [1_795_957_490_752_271_675, 1_795_957_490_752_271_677],
+            "end_ns": [1_795_957_490_752_271_676, 1_795_957_490_752_271_679],
+            "waiting_ns": pd.array([None, 5], "Int64"),
+            "kind": ["prefill", None],
+        }
+    )
+    bundle.write_clock(tmp_path, 3, clock)
+    read = bundle.read_clock(tmp_path, 3)
+    assert read is not None
+    assert tuple(read.columns) == bundle.CLOCK_COLUMNS
+    assert read["start_ns"].tolist() == clock["start_ns"].tolist()
+    assert str(read["start_ns"].dtype) == "int64"
+    assert read["waiting_ns"].isna().tolist() == [True, False]
+    assert read["waiting_ns"][1] == 5
+    assert read["request"].isna().all()
+    assert read["kind"].isna().tolist() == [False, True]
+    assert bundle.read_clock(tmp_path, 0) is None
+
+
+def test_bad_clock(tmp_path: Path) -> None:
+    path = tmp_path / "unprofiled" / "clock-rank0.parquet"
+    path.parent.mkdir()
+    path.write_bytes(b"PAR1 no")
+    with pytest.raises(InputError, match="clock-rank0"):
+        bundle.read_clock(tmp_path, 0)
+    pd.DataFrame({"step": [1]}).to_parquet(path)
+    with pytest.raises(InputError, match="no column 'span'"):
+        bundle.read_clock(tmp_path, 0)
+    whole = pd.DataFrame({name: [1] for name in bundle.CLOCK_COLUMNS})
+    whole.assign(end_ns=["late"]).to_parquet(path)
+    with pytest.raises(InputError, match="clock-rank0"):
+        bundle.read_clock(tmp_path, 0)
+    whole.assign(end_ns=pd.array([None], "Int64")).to_parquet(path)
+    with pytest.raises(InputError, match="a null in column 'end_ns'"):
+        bundle.read_clock(tmp_path, 0)
+
+
+def test_client(tmp_path: Path) -> None:
+    request = bundle.Request.of(10**18, [(5_000_000, 1), (7_000_000, 4), (9_000_000, 5)])
+    assert (request.ttft_ms, request.tpot_ms, request.accept_length) == (5.0, 1.0, 2.0)
+    empty = bundle.Request.of(None, [])
+    one = bundle.Request.of(1, [(5, 1)])
+    assert (one.tpot_ms, one.accept_length) == (None, None)
+    assert bundle.read_client(tmp_path) is None
+    bundle.write_client(tmp_path, [request, empty, one])
+    assert bundle.read_client(tmp_path) == (request, empty, one)
+    (tmp_path / "unprofiled" / "client.json").write_text('{"requests": [{}]}')
+    with pytest.raises(InputError, match=r"client\.json"):
+        bundle.read_client(tmp_path)

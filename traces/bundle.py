@@ -1,0 +1,235 @@
+"""The capture bundle: its manifest, and what was measured before the profiler was switched on.
+
+A capture folder holds `manifest.json` (what was run, where, and the trace file of each rank), the traces,
+`unprofiled/clock-rank0.parquet` (the step clock of each rank) and `unprofiled/client.json` (the requests as
+the client saw them).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from latencylab.model.integrity import InputError, OutputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = "latencylab.capture/1"
+MANIFEST = "manifest.json"
+CLOCK_COLUMNS = (
+    "step",
+    "span",
+    "start_ns",
+    "end_ns",
+    "waiting_ns",
+    "cpu_ns",
+    "gpu_start_ns",
+    "kind",
+    "request",
+)
+_TEXT_COLUMNS = {"span", "kind"}
+_NEVER_NULL = {"step", "start_ns", "end_ns"}
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """What a manifest may say; more keys are allowed and kept. Null or absent means not known."""
+
+    schema: str
+    files: dict[str, str]  # rank: file name, inside the folder
+    commit: str | None = None  # of the code that ran
+    created: str | None = None  # ISO 8601
+    host: str | None = None
+    gpu: str | None = None
+    driver: str | None = None
+    packages: dict[str, str] = {}
+    server_args: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    faults: dict[str, Any] = {}  # what was made worse on purpose
+    ledger: dict[str, Any] | list[Any] | None = None  # the state of each optimisation
+    workload: dict[str, Any] | None = None
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The checked manifest of a capture folder, or None where the folder has none.
+
+    Raises InputError where it is unreadable, of another schema, or names a file that is missing or outside.
+    """
+    path = folder / MANIFEST
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    try:
+        manifest = json.loads(text)
+        _check(manifest)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise InputError(f"{path}: {error}") from None
+    for name in manifest["files"].values():
+        file = _inside(folder, name)
+        if file is None:
+            raise InputError(f"{path}: the file {name!r} lies outside the capture")
+        if not file.is_file():
+            raise InputError(f"{path}: the file {name!r} is missing")
+    return dict(manifest)
+
+
+def files_of(folder: Path, manifest: Mapping[str, Any]) -> dict[int, Path]:
+    """The trace file of each rank, in order of rank."""
+    return {
+        int(rank): folder / name for rank, name in sorted(manifest["files"].items(), key=lambda f: int(f[0]))
+    }
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write manifest.json; `schema` is added, ranks may be integers.
+
+    Raises ValueError for a bad manifest and OutputError where it cannot be written.
+    """
+    files = {str(rank): name for rank, name in manifest["files"].items()}
+    whole = {"schema": SCHEMA, **manifest, "files": files}
+    _check(whole)
+    _write(folder / MANIFEST, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+
+
+def _check(manifest: Any) -> None:
+    if not isinstance(manifest, dict):
+        raise ValueError("not a JSON object")
+    schema = manifest.get("schema")
+    if schema != SCHEMA:
+        raise ValueError(f"schema {schema!r} is not known to this version, which reads {SCHEMA!r}")
+    files = msgspec.convert(manifest, Manifest).files
+    if not files:
+        raise ValueError("it lists no trace files")
+    for rank in files:
+        if not (rank.isascii() and rank.isdecimal() and str(int(rank)) == rank):
+            raise ValueError(f"{rank!r} is not a rank")
+    if len(set(files.values())) < len(files):
+        raise ValueError("it lists one file for two ranks")
+
+
+def _inside(folder: Path, name: str) -> Path | None:
+    """The file of that name, unless the name or a symbolic link leads out of the folder."""
+    try:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return None
+        return folder / name if (folder / name).resolve().is_relative_to(folder.resolve()) else None
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a null byte
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as its client saw it.
+
+    `start_ns` is when it was sent (epoch ns), `chunks` holds (ns since then, completion tokens so far) of
+    each arrival, `accept_length` is tokens per chunk after the first.
+    """
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    accept_length: float | None
+    chunks: tuple[tuple[int, int], ...] = ()
+    start_ns: int | None = None
+
+    @classmethod
+    def of(cls, start_ns: int | None, chunks: Iterable[Sequence[int]]) -> Request:
+        """The request with its figures computed; TPOT = (latency - TTFT) / (tokens - 1)."""
+        seen = tuple((at, tokens) for at, tokens in chunks)
+        if not seen:
+            return cls(None, None, None, (), start_ns)
+        (first, before), (last, tokens) = seen[0], seen[-1]
+        tpot = (last - first) / (tokens - 1) / 1e6 if tokens > 1 else None
+        accept = (tokens - before) / (len(seen) - 1) if len(seen) > 1 else None
+        return cls(first / 1e6, tpot, accept, seen, start_ns)
+
+
+class _Client(msgspec.Struct):
+    requests: tuple[Request, ...]
+
+
+def read_client(folder: Path) -> tuple[Request, ...] | None:
+    """The unprofiled requests of a capture, or None where it has no record of them. Raises InputError."""
+    path = folder / "unprofiled" / "client.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Client).requests
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def write_client(folder: Path, requests: Iterable[Request]) -> None:
+    """Write unprofiled/client.json. Raises OutputError."""
+    rows = [json.dumps(asdict(request)) for request in requests]
+    _write(folder / "unprofiled" / "client.json", '{"requests": [\n' + ",\n".join(rows) + "\n]}\n")
+
+
+def read_clock(folder: Path, rank: int) -> pd.DataFrame | None:
+    """The step clock of one rank, or None where there is none: one row a measured span.
+
+    Columns are CLOCK_COLUMNS; numbers are int64 (epoch ns, or ns), nullable (Int64) where a value may be
+    unknown. Raises InputError.
+    """
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = _clock_path(folder, rank)
+    try:
+        table = pq.ParquetFile(pa.BufferReader(path.read_bytes())).read(use_threads=False)
+    except FileNotFoundError:
+        return None
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
+    if missing := [name for name in CLOCK_COLUMNS if name not in table.column_names]:
+        raise InputError(f"{path}: no column {missing[0]!r}")
+    try:
+        table = table.select(CLOCK_COLUMNS).cast(_clock_schema())
+    except pa.ArrowException as error:
+        raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
+    if nulls := [name for name in sorted(_NEVER_NULL) if table[name].null_count]:
+        raise InputError(f"{path}: a null in column {nulls[0]!r}")
+    frame = table.to_pandas(use_threads=False, types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+    return frame.astype(dict.fromkeys(_NEVER_NULL, "int64"))
+
+
+def write_clock(folder: Path, rank: int, clock: pd.DataFrame) -> None:
+    """Write the step clock of one rank; a column that `clock` lacks is unknown throughout.
+
+    Raises OutputError.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(
+        clock.reindex(columns=list(CLOCK_COLUMNS)), _clock_schema(), preserve_index=False, nthreads=1
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(None), sink, compression="zstd", compression_level=9)
+    _write(_clock_path(folder, rank), bytes(sink.getvalue()))
+
+
+def _clock_path(folder: Path, rank: int) -> Path:
+    return folder / "unprofiled" / f"clock-rank{rank}.parquet"
+
+
+def _clock_schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema([(name, pa.string() if name in _TEXT_COLUMNS else pa.int64()) for name in CLOCK_COLUMNS])
+
+
+def _write(path: Path, data: str | bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+    except OSError as error:
+        raise OutputError(f"{path}: {error.strerror or error}") from None

@@ -1,0 +1,169 @@
+"""Events out of damaged JSON: each is decoded by itself, and only those that fail are worked upon."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from latencylab.traces.coerce import Literal, to_event
+from latencylab.traces.events import Event
+
+_EVENT = msgspec.json.Decoder(Event)
+_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
+_OBJECT = re.compile(r'\{\s*"')
+_SEPARATOR = re.compile(r"\s*,?\s*\Z")
+_BRACKET = re.compile(r"[\s,]*\]\s*")
+_KEY_FOLLOWS = re.compile(r'\}|,\s*"')
+_LAST_BRACE = re.compile(r'\}\s*\](?=\s*(?:,\s*"|\}\s*\Z|\Z))')
+_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_NAME = re.compile(
+    r'("name"\s*:\s*")(.*?)("\s*(?:,\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*:|\}))', re.DOTALL
+)
+_QUOTE = re.compile(r'(?<!\\)"')
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_MAX_EVENT = 16 << 20
+
+
+class Repairer:
+    """Reads slices of the array of events; `closed` once its closing bracket was met."""
+
+    def __init__(self, is_array: bool, notes: Counter[str]) -> None:
+        self.closed = False
+        self._is_array = is_array
+        self._notes = notes
+        self._raw_decode = json.JSONDecoder(
+            strict=False,
+            parse_float=Literal,
+            parse_int=Literal,
+            parse_constant=Literal,
+            object_pairs_hook=self._pairs,
+        ).raw_decode
+
+    def read(self, part: bytes, is_last: bool) -> tuple[list[Event], bytes]:
+        """The events of a slice, and its text from where the array ends or from an event cut in two."""
+        text = part.decode("utf-8", "surrogateescape")
+        events: list[Event] = []
+        at, expected = 0, False
+        for start, end in _pieces(text):
+            if start < at:  # an object inside the event before
+                continue
+            if (close := self._gap(text, at, start, expected, is_last)) >= 0:
+                return events, _encode(text[close:])
+            event, at = self._event(text, start, end)
+            expected = event is not None
+            if event is not None:
+                events.append(event)
+            elif end < len(text):
+                self._notes["dropped_event"] += 1
+            elif not is_last and end - start < _MAX_EVENT:
+                return events, _encode(text[start:])
+            elif brace := _LAST_BRACE.search(text, start):
+                self._notes["dropped_event"] += 1
+                at = brace.start() + 1
+        if (close := self._gap(text, at, len(text), False, is_last)) >= 0:
+            return events, _encode(text[close:])
+        return events, b""
+
+    def _gap(self, text: str, at: int, start: int, expected: bool, is_last: bool) -> int:
+        """Notes what stands between two events and does not belong; where the array ends there, or -1."""
+        gap = text[at:start]
+        if _SEPARATOR.match(gap) and ("," in gap or not expected):
+            return -1
+        bracket = _BRACKET.match(text, at, start)
+        if bracket:
+            ends_text = is_last and bracket.end() == len(text)
+            if ends_text or (not self._is_array and _KEY_FOLLOWS.match(text, bracket.end())):
+                self.closed = True
+                return bracket.end()
+        self._notes["stray_text"] += max(1, sum(bool(part.strip()) for part in gap.split(",")))
+        return -1
+
+    def _event(self, text: str, start: int, end: int) -> tuple[Event | None, int]:
+        """The event in text[start:end], repaired if need be, and where it ends; it may reach further."""
+        piece = text[start:end].rstrip().removesuffix(",")
+        if piece.count('"ts"') < 2 and piece.count('"dur"') < 2:
+            try:
+                return _EVENT.decode(piece), start + len(piece)
+            except _ERRORS:
+                pass
+        found: Counter[str] = Counter()
+        try:
+            fields, stop = self._raw_decode(text, start)
+        except (ValueError, RecursionError):
+            may_close = end < len(text)
+            if not may_close and (brace := _LAST_BRACE.search(piece)):
+                piece, may_close = piece[: brace.start() + 1], True
+            fields, stop = self._mended(piece, may_close, found), start + len(piece)
+        if fields is None:
+            return None, end
+        whole = text[start:stop]
+        if _SURROGATE.search(whole):
+            found["bad_utf8"] += 1
+        elif not found and _CONTROL.search(whole) and not _is_strict(whole):
+            found["control_character"] += 1
+        self._notes += found
+        return to_event(fields, self._notes), stop
+
+    def _mended(self, piece: str, may_close: bool, found: Counter[str]) -> dict[str, Any] | None:
+        """The fields of an event whose JSON is broken in one of the known ways, or None."""
+        for codes, fixed in _fixes(piece, may_close):
+            try:
+                fields, stop = self._raw_decode(fixed)
+            except (ValueError, RecursionError):
+                continue
+            if not fixed[stop:].strip() and isinstance(fields, dict):
+                found.update(codes)
+                return fields
+        return None
+
+    def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs) and any(fields[key] != value for key, value in pairs):
+            self._notes["duplicate_field"] += 1
+        return fields
+
+
+def _pieces(text: str) -> Iterator[tuple[int, int]]:
+    """Stretches of text that each begin with an object that is no member's value and in no string."""
+    start = -1
+    for match in _OBJECT.finditer(text):
+        at = match.start()
+        before = text[max(0, at - 80) : at].rstrip()
+        if before.endswith((":", '"')):
+            continue
+        if start >= 0:
+            yield start, at
+        start = at
+    if start >= 0:
+        yield start, len(text)
+
+
+def _fixes(piece: str, may_close: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+    escaped = _BAD_ESCAPE.sub(r"\\\\", piece)
+    codes: tuple[str, ...] = ("bad_escape",) if escaped != piece else ()
+    if codes:
+        yield codes, escaped
+    quoted = _NAME.sub(lambda m: m[1] + _QUOTE.sub(r"\"", m[2]) + m[3], escaped, count=1)
+    if quoted != escaped:
+        codes += ("bad_quote",)
+        yield codes, quoted
+    for braces in ("}", "}}") if may_close else ():
+        yield (*codes, "unclosed_event"), quoted + braces
+
+
+def _is_strict(text: str) -> bool:
+    try:
+        json.loads(text, parse_int=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

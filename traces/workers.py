@@ -1,0 +1,135 @@
+"""Reading several trace files at once, in processes of their own.
+
+Each worker is a fresh interpreter that runs `serve` and talks pickles over its own pipes. Not
+`multiprocessing`: forking a process that already runs threads (pyarrow, progress bars) can deadlock, and
+its spawn runs the caller's script again, which breaks every script without a main guard.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, cast
+
+from latencylab.model.integrity import InputError
+from latencylab.model.trace import Trace
+
+# Each worker holds one decoded file (some 0.4 GB for 155 MB of JSON), so memory bounds their number.
+MAX_JOBS = 2
+
+
+def read_files(
+    files: Sequence[Path], max_bytes: int | None, jobs: int | None
+) -> Iterator[tuple[Path, tuple[Trace, ...]]]:
+    """Each file with its traces, as they are done; `jobs` bounds the processes (MAX_JOBS where None).
+
+    Raises InputError of the first file that cannot be read. No worker outlives the generator.
+    """
+    workers = min(len(files), MAX_JOBS if jobs is None else jobs, os.cpu_count() or 1)
+    if workers > 1 and sys.executable:
+        yield from _read_apart(files, max_bytes, workers)
+        return
+    for path in files:
+        yield path, _read_file(path, max_bytes)
+
+
+def _read_file(path: Path, max_bytes: int | None) -> tuple[Trace, ...]:
+    from latencylab.traces.kineto import read_kineto
+
+    return read_kineto(path) if max_bytes is None else read_kineto(path, max_bytes=max_bytes)
+
+
+def _read_apart(
+    files: Sequence[Path], max_bytes: int | None, workers: int
+) -> Iterator[tuple[Path, tuple[Trace, ...]]]:
+    queue = list(reversed(files))
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for _ in range(workers):
+            worker = stack.enter_context(_Worker())
+            worker.ask(queue.pop(), max_bytes)
+            selector.register(worker.answers, selectors.EVENT_READ, worker)
+        while selector.get_map():
+            for key, _ in selector.select():
+                ready: _Worker = key.data
+                path, traces = ready.path, ready.answer()
+                if queue:
+                    ready.ask(queue.pop(), max_bytes)
+                else:
+                    selector.unregister(ready.answers)
+                yield path, traces
+
+
+class _Worker:
+    """A process that reads one file after another.
+
+    It has a session of its own, so that Ctrl-C in a terminal reaches only us, who then end it; and it ends
+    itself when its pipes close, so that it cannot outlive us by more than the file in hand.
+    """
+
+    def __init__(self) -> None:
+        code = "import sys; sys.path[:] = sys.argv[1:]; from latencylab.traces.workers import serve; serve()"
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-c", code, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._questions = cast("IO[bytes]", self._process.stdin)
+        self.answers = cast("IO[bytes]", self._process.stdout)
+        self.path = Path()
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        with suppress(BrokenPipeError):
+            self._questions.close()
+        self.answers.close()
+
+    def ask(self, path: Path, max_bytes: int | None) -> None:
+        self.path = path
+        with suppress(BrokenPipeError):  # it died: `answer` says so
+            pickle.dump((path, max_bytes), self._questions)
+            self._questions.flush()
+
+    def answer(self) -> tuple[Trace, ...]:
+        try:
+            answer: tuple[Trace, ...] | Exception = pickle.load(self.answers)  # noqa: S301
+        except (EOFError, pickle.UnpicklingError):
+            status = self._process.wait()
+            reason = f"ended with status {status}, perhaps for want of memory"
+            raise InputError(f"{self.path}: the process reading it {reason}") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def serve() -> None:
+    """A worker's life: for each file asked for on stdin, its traces or an exception on stdout."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints goes to stderr, never between the answers
+    while True:
+        try:
+            path, max_bytes = pickle.load(sys.stdin.buffer)  # noqa: S301
+        except EOFError:
+            return
+        answer: tuple[Trace, ...] | Exception
+        try:
+            answer = _read_file(path, max_bytes)
+        except Exception as error:  # noqa: BLE001
+            error.add_note(traceback.format_exc())  # the traceback itself does not travel
+            answer = error
+        try:
+            pickle.dump(answer, answers, protocol=5)
+            answers.flush()
+        except BrokenPipeError:  # nobody waits for it any more
+            os._exit(1)
