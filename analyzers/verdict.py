@@ -57,14 +57,10 @@ def _sentence(rank: RankFindings) -> str:
         of_step = f"of each {wall / 1000:.2f} ms {'' if main.kind == 'step' else f'{main.kind} '}step"
     worst = _worst(main)
     if worst is not None:
-        harm = (
-            f"it owns {worst.idle_us:.0f} µs of the GPU's idle there"
-            if worst.verdict == "harmful"
-            else "it resets the host's run-ahead, however short it looks in the trace"
-        )
         return (
-            f"The host blocks in {worst.site} {_times(worst.per_step)} with too little work queued behind it:"
-            f" {harm}. The GPU waits {host / 1000:.2f} ms {of_step} for the host."
+            f"The host blocks {_times(worst.per_step)} in {worst.site}, with {worst.behind_us or 0:,.0f} µs of GPU"
+            f" work queued behind it where {worst.need_us or 0:,.0f} are needed, so the GPU runs dry: it waits"
+            f" {_share(host, wall)} {of_step} for the host."
         )
     if unknown > SMALL * wall and unknown >= max(host, gpu):
         return (
@@ -74,7 +70,7 @@ def _sentence(rank: RankFindings) -> str:
     if host > SMALL * wall and host >= gpu:
         return (
             f"The GPU waits {_share(host, wall)} {of_step} for the host, most of it during"
-            f" {_during(main)}; no blocking call is to blame."
+            f" {_during(main)}; {_blocking(main)}."
         )
     if gpu > SMALL * wall:
         cause = max(GPU_IDLE, key=lambda name: getattr(main.idle_gpu_us, name))
@@ -86,6 +82,14 @@ def _sentence(rank: RankFindings) -> str:
 def _worst(findings: KindFindings) -> Sync | None:
     """The first site that pins; sites come with the worst first."""
     return next((sync for sync in findings.syncs if sync.verdict in ("harmful", "pinning")), None)
+
+
+def _blocking(findings: KindFindings) -> str:
+    """What the blocking calls have to do with it, where none is shown to pin."""
+    unclear = next((sync for sync in findings.syncs if sync.verdict == "unclear" and sync.behind_us is not None), None)
+    if unclear is not None:
+        return f"whether {unclear.site} resets its run-ahead this trace cannot tell (record CUDA sync events)"
+    return "no blocking call is to blame" if findings.syncs else "it blocks nowhere"
 
 
 def _times(per_step: float) -> str:
@@ -144,7 +148,7 @@ def rank_fixes(rank: RankFindings) -> tuple[Fix, ...]:
     main = rank.main
     wall = _parts(main, rank)[0]
     sites = [
-        Fix(f"remove the wait: {sync.site} ({sync.verdict}; the trace hides its full cost)", sync.idle_us)
+        Fix(f"remove the wait: {sync.site} ({sync.verdict})", sync.idle_us, bound="lower")
         for sync in main.syncs
         if sync.verdict in ("harmful", "pinning")
     ]
@@ -159,6 +163,8 @@ def rank_fixes(rank: RankFindings) -> tuple[Fix, ...]:
         for sync in main.syncs
         if sync.verdict in ("hidden", "unclear")
     ]
-    others += [Fix(GPU_FIX[name], getattr(main.idle_gpu_us, name)) for name in GPU_FIX]
+    others += [
+        Fix(text, getattr(main.idle_gpu_us, name), bound="estimate") for name, text in GPU_FIX.items()
+    ]
     others = [fix for fix in others if fix.us_per_step > 0.01 * wall]
     return tuple(sites + sorted(others, key=lambda fix: -fix.us_per_step))

@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from isal import igzip
 
@@ -27,7 +27,7 @@ EAGER = 14
 PER_STEP = 760  # events, flows and host events included
 STREAM, PID, TID = 13, 4000, 4000
 REDUCE = (
-    "void cross_device_reduce_1stage<__nv_bfloat16, 4>(RankData*, RankSignals, Signal*, __nv_bfloat16*, int)"
+    "void cross_device_reduce_1stage<__nv_bfloat16, 4>(RankData*, RankSignals, Signal*, int, int)"
 )
 SHAPES = '"Input Dims": [[1, 2560], [2560, 768], []], "Input type": ["c10::BFloat16", "c10::BFloat16", ""], '
 OCCUPANCY = (
@@ -133,14 +133,16 @@ class RankWriter:
 
     def stack(self, start: int, end: int) -> None:
         """Nested Python frames over a step."""
+        deep = 40
         for i in range(self.frames):
-            depth = i % 40
+            slot, depth = divmod(i, deep)
             name = f"sglang/python/sglang/srt/managers/scheduler.py({100 + depth}): _run_batch_{i % 97}"
             self.external += 1
             own = self.external
             args = f'"Python parent id": {own - 1}, "Python id": {own}, "Ev Idx": {own}'
-            at = start + (end - start) * i // (2 * self.frames)
-            self.event("python_function", name, PID, TID, at, end - depth, args)
+            width = (end - start) * deep // (self.frames + deep)
+            at = start + slot * width + depth * 5
+            self.event("python_function", name, PID, TID, at, max(at, at + width - depth * 10), args)
 
     def close(self, start: int) -> None:
         took = self.gpu + 500_000 - start
@@ -203,6 +205,10 @@ def run_step(ranks: list[RankWriter]) -> None:
         rank.flush()
 
 
+def _compressed(raw: BinaryIO) -> BinaryIO:
+    return cast(BinaryIO, igzip.IGzipFile("", "wb", 1, raw, mtime=0))  # type: ignore[no-untyped-call]
+
+
 def main() -> None:
     """Writes the files named by the command line."""
     parser = argparse.ArgumentParser(
@@ -217,19 +223,19 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     steps = max(1, args.events // PER_STEP)
-    frames = max(0, (args.stacks_mb * 1_000_000 - args.events * 520) // (steps * 330))
+    frames = max(0, (args.stacks_mb * 1_000_000 - args.events * 528) // (steps * 290))
     with ExitStack() as files:
         ranks = []
         for rank in range(args.ranks):
             path = args.out / f"rank{rank}.trace.json{'' if args.plain else '.gz'}"
             # No name and no time in the gzip header: the same options give the same bytes.
             raw = files.enter_context(path.open("wb"))
-            out = raw if args.plain else files.enter_context(igzip.IGzipFile("", "wb", 1, raw, mtime=0))
+            out = raw if args.plain else files.enter_context(_compressed(raw))
             ranks.append(RankWriter(out, rank, args.ranks, frames, args.seed))
         for _ in range(steps):
             run_step(ranks)
-        for rank in ranks:
-            rank.close(START_NS - 1_000_000)
+        for writer in ranks:
+            writer.close(START_NS - 1_000_000)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ Figure = dict[str, Any]
 STEPS_DRAWN = 600
 
 _TOP_BLAME = 6
-_LABEL = 46
+_LABEL = 36
 _ROW_PX = 44
 _ROLE_NAMES = {
     "busy": "busy",
@@ -152,7 +152,7 @@ def run_ahead(rank: RankFindings, kind: KindFindings) -> Figure | None:
         "y": [_round(s.run_ahead_us) for s in steps],
         "line": {"color": "var(--text)", "width": 1},
         "marker": {
-            "color": ["var(--left-out)" if s.left_out else "var(--text)" for s in steps],
+            "color": ["var(--left-out-line)" if s.left_out else "var(--text)" for s in steps],
             "size": 5,
         },
         "customdata": [plot_text(f"left out: {s.left_out}" if s.left_out else "steady") for s in steps],
@@ -178,9 +178,10 @@ def _stack(role: str, steps: list[Step]) -> Figure:
 
 
 def _label(row: summary.Bar, wall: float | None) -> str:
-    name = row.label if len(row.label) <= _LABEL else row.label[: _LABEL - 1] + "…"
-    share = fmt.percent(fmt.share(row.us, wall))
-    return f"{'of it ' if row.depth else ''}{plot_text(name)} <b>{fmt.us(row.us)}</b> ({share})"
+    name = f"of it {row.label}" if row.depth else row.label
+    if len(name) > _LABEL:
+        name = name[: _LABEL - 1] + "…"
+    return f"<b>{fmt.us(row.us)}</b> ({fmt.percent(fmt.share(row.us, wall))}) {plot_text(name)}"
 
 
 def _colour(row: summary.Bar) -> str:

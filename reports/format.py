@@ -62,10 +62,9 @@ def signed_us(value: float | None) -> str:
     return f"+{text}" if number > 0 else f"\N{MINUS SIGN}{text}"
 
 
-def bound_us(value: float | None, calibrated: bool) -> str:
-    """Microseconds without the unit; an upper bound where they are not calibrated."""
-    text = us(value)
-    return text if calibrated or text == MISSING else f"≤ {text}"
+def bounded_us(value: float | None, sign: str) -> str:
+    """Microseconds without the unit, after a sign such as `≤`."""
+    return us(value) if finite(value) is None or not sign else f"{sign} {us(value)}"
 
 
 def share(part: float | None, whole: float | None) -> float | None:

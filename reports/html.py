@@ -25,11 +25,15 @@ _MANIFEST_ROWS = 120
 
 @dataclass(frozen=True, slots=True)
 class KindView:
-    """One kind of step of one rank, with what its section draws; `key` is unique in the page."""
+    """One kind of step of one rank, with what its section draws.
+
+    `key` is unique in the page; a kind is `measured` where it has steady steps, or the window in their place.
+    """
 
     key: str
     rank: RankFindings
     kind: KindFindings
+    measured: bool
     parts: WindowParts
     rows: list[summary.Bar]
     syncs: list[Sync]
@@ -53,7 +57,7 @@ def render_html(analysis: Analysis) -> str:
     ordered = sorted(analysis.ranks, key=lambda r: (r is not front, r.rank, r.device))
     ranks = [_rank_view(i, r) for i, r in enumerate(ordered)]
     drawn = {
-        f"{view.key}-{name}": figure
+        f"plot-{view.key}-{name}": figure
         for rank in ranks
         for view in (rank.main, *rank.others)
         for name, figure in view.figures.items()
@@ -92,9 +96,16 @@ def manifest_rows(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for i, inner in enumerate(value):
             yield from manifest_rows(inner, f"{path}[{i}]")
     elif isinstance(value, list | tuple):
-        yield path, ", ".join(str(v) for v in value) or fmt.MISSING
+        yield path, ", ".join(_fact(v) for v in value) or fmt.MISSING
     elif path:
-        yield path, fmt.MISSING if value in (None, {}, "") else str(value)
+        yield path, _fact(value)
+
+
+def _fact(value: Any) -> str:
+    """One value of a manifest."""
+    if isinstance(value, float) and fmt.finite(value) is None:
+        return fmt.MISSING
+    return fmt.MISSING if value in (None, {}, "") else str(value)
 
 
 def _rank_view(number: int, rank: RankFindings) -> RankView:
@@ -117,6 +128,7 @@ def _kind_view(key: str, rank: RankFindings, kind: KindFindings, window: WindowP
         key=key,
         rank=rank,
         kind=kind,
+        measured=kind.step_us is not None or window is not None,
         parts=parts,
         rows=rows,
         syncs=summary.ordered_syncs(kind),
@@ -150,10 +162,10 @@ def _environment() -> Environment:
     env.globals |= {
         "s": summary,
         "share": fmt.share,
-        "bound_us": fmt.bound_us,
         "count": fmt.count,
         "axis_top": figures.axis_top,
         "STEP_ROWS": STEP_ROWS,
+        "KERNELS_SHOWN": summary.KERNELS_SHOWN,
         "STEPS_DRAWN": figures.STEPS_DRAWN,
         "MANIFEST_ROWS": _MANIFEST_ROWS,
     }

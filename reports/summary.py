@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from latencylab.model.findings import (
     Analysis,
     Doing,
+    Fix,
     GpuIdle,
     KindFindings,
     RankFindings,
@@ -16,7 +18,7 @@ from latencylab.model.findings import (
     Sync,
     WindowParts,
 )
-from latencylab.reports.format import amount, count, finite
+from latencylab.reports.format import amount, bounded_us, count, finite
 
 Role = Literal["wall", "busy", "host", "gpu", "unknown"]
 
@@ -27,7 +29,25 @@ VERDICT_MEANS = {
     "unclear": "too little work behind it, but no evidence that it waits for this step",
     "hidden": "reads an older result while enough newer work is queued",
 }
-UPPER_BOUND = "uncalibrated: upper bound, the profiler slows the host"
+_BOUND_SIGN = {"upper": "≤", "lower": "≥", "estimate": "≈"}
+_BOUND_MEANS = {
+    "upper": "≤ upper bound: the profiler slows the host",
+    "lower": "≥ lower bound: a host slowed by the profiler finds the GPU drained and waits less",
+    "estimate": "≈ estimate",
+}
+# What follows them is short, and in the CSV and JSON output in any case.
+KERNELS_SHOWN = 20
+# µs per step: below it, a cause is rounding.
+_TOO_SMALL = 0.05
+NO_SPAN = "(no span)"
+_DOING = {
+    "sync": "waiting in a blocking call",
+    "api": "in launch and other API calls",
+    "framework": "in framework ops",
+    "gc": "in garbage collection",
+    "waiting": "waiting for a request or a peer",
+    "profiler": "in the profiler's own overhead",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +82,23 @@ def basis(kind: KindFindings) -> str:
     """What the times of a kind are means of."""
     if kind.step_us is None:
         return "the whole window as one unit: no steady steps"
+    if not kind.steps.steady:
+        return f"mean of all {count(kind.steps.found, 'step')} found, none of them steady"
     return f"mean of {count(kind.steps.steady, 'steady step')}"
 
 
 def blame_rows(kind: KindFindings, idle_host: float | None, top: int) -> list[tuple[str, float]]:
     """The host idle by its cause, largest first: the `top` largest, and the rest as one row."""
-    known = {name: value for name, v in kind.idle_host_blame_us.items() if (value := finite(v)) is not None}
-    rows = sorted(known.items(), key=lambda row: (-row[1], row[0]))
+    known = {
+        cause(name): value for name, v in kind.idle_host_blame_us.items() if (value := finite(v)) is not None
+    }
+    rows = sorted(((n, v) for n, v in known.items() if v >= _TOO_SMALL), key=lambda r: (-r[1], r[0]))
     if len(rows) > top:
         rest = rows[top:]
         rows = [*rows[:top], (count(len(rest), "smaller cause"), sum(v for _, v in rest))]
     left = amount(idle_host) - sum(known.values())
     # Rounding of the parts is no cause of its own.
-    if left > max(0.05, 0.001 * amount(idle_host)):
+    if left > max(_TOO_SMALL, 0.001 * amount(idle_host)):
         rows.append(("not attributed", left))
     return rows
 
@@ -82,14 +106,15 @@ def blame_rows(kind: KindFindings, idle_host: float | None, top: int) -> list[tu
 def doing_rows(doing: Doing) -> list[tuple[str, float]]:
     """What the launching thread did while the GPU waited, largest first, without the zeros."""
     named = {
-        "waiting in a blocking call": doing.sync,
-        "in an API call": doing.api,
-        "in a framework op": doing.framework,
-        "in garbage collection": doing.gc,
-        "waiting for a request or a peer": doing.waiting,
-        "in the profiler's own overhead": doing.profiler,
+        "sync": doing.sync,
+        "api": doing.api,
+        "framework": doing.framework,
+        "gc": doing.gc,
+        "waiting": doing.waiting,
+        "profiler": doing.profiler,
     }
-    rows = [*named.items(), *((f"in span {name} (Python or untraced)", v) for name, v in doing.span.items())]
+    rows = [(_DOING[n], v) for n, v in named.items()]
+    rows += [(cause(f"span {name}"), v) for name, v in doing.span.items()]
     return sorted(((n, v) for n, v in rows if amount(v) > 0), key=lambda row: (-row[1], row[0]))
 
 
@@ -157,6 +182,22 @@ def kinds(rank: RankFindings) -> list[KindFindings]:
     return [rank.main, *rank.other_kinds]
 
 
-def calibrated(analysis: Analysis) -> bool:
-    """Whether every fix's µs are calibrated."""
-    return all(f.calibrated for f in analysis.fixes)
+def gain(fix: Fix) -> str:
+    """What a fix would give, µs per step: `≤ 3,190.0` where that is a bound."""
+    return bounded_us(fix.us_per_step, "" if fix.calibrated else _BOUND_SIGN[fix.bound])
+
+
+def bounds(fixes: Sequence[Fix]) -> str:
+    """What the signs before the fixes' µs mean; nothing where all are calibrated."""
+    used = {f.bound for f in fixes if not f.calibrated}
+    meant = [meaning for bound, meaning in _BOUND_MEANS.items() if bound in used]
+    return f"uncalibrated: {'; '.join(meant)}" if meant else ""
+
+
+def cause(name: str) -> str:
+    """The cause of host idle in words: a site as it is, what the thread did as in the table of doings."""
+    if name == f"span {NO_SPAN}":
+        return "outside all spans (Python or untraced)"
+    if name.startswith("span "):
+        return f"in span {name.removeprefix('span ')} (Python or untraced)"
+    return _DOING.get(name, name)

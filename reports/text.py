@@ -140,18 +140,20 @@ def _blocking(kind: KindFindings, console: Console) -> None:
 def _fixes(analysis: Analysis, console: Console) -> None:
     if not analysis.fixes:
         return
-    note = "" if summary.calibrated(analysis) else f" ({summary.UPPER_BOUND})"
-    heading(f"Fix first, µs/step{note}", console)
+    heading("Fix first, µs/step", console)
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", no_wrap=True, width=4)
     grid.add_column(justify="right", no_wrap=True, width=11)
     grid.add_column(overflow="fold")
     for number, fix in enumerate(analysis.fixes[:_TOP_FIXES], 1):
-        bound = fmt.bound_us(fix.us_per_step, fix.calibrated)
-        grid.add_row(f"{number}.", Text(bound, style="bold"), Text(fmt.clean(fix.what)))
+        grid.add_row(f"{number}.", Text(summary.gain(fix), style="bold"), Text(fmt.clean(fix.what)))
     console.print(grid)
-    if len(analysis.fixes) > _TOP_FIXES:
-        console.print(Text(f"  {len(analysis.fixes) - _TOP_FIXES} more below", style="dim"))
+    more = len(analysis.fixes) - _TOP_FIXES
+    notes = [f"{more} more below"] if more > 0 else []
+    if bounds := summary.bounds(analysis.fixes[:_TOP_FIXES]):
+        notes.append(bounds)
+    if notes:
+        console.print(indented("; ".join(notes), 2, "dim"))
 
 
 def _ranks(analysis: Analysis, front: RankFindings, console: Console) -> None:

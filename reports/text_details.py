@@ -35,15 +35,9 @@ def _all_reasons(analysis: Analysis, console: Console) -> None:
             console.print(indented(reason, 2))
     if analysis.fixes:
         heading("All fixes, µs/step", console)
-        console.print(
-            numbers(
-                ("µs/step", "", "what"),
-                (
-                    (fmt.us(f.us_per_step), "calibrated" if f.calibrated else "upper bound", f.what)
-                    for f in analysis.fixes
-                ),
-            )
-        )
+        console.print(numbers(("µs/step", "what"), ((summary.gain(f), f.what) for f in analysis.fixes)))
+        if bounds := summary.bounds(analysis.fixes):
+            console.print(indented(bounds, 2, "dim"))
     if analysis.integrity.issues:
         heading(f"Input: {analysis.integrity.status}", console)
         for issue in analysis.integrity.issues:
@@ -115,9 +109,12 @@ def _kernels(kind: KindFindings, busy: float | None, console: Console) -> None:
         heading(f"Kernels, exclusive µs/{unit}", console)
         named = (
             (fmt.us(k.us), fmt.percent(fmt.share(k.us, busy)), fmt.per_step(k.ops), short_name(k.name))
-            for k in kind.top_kernels
+            for k in kind.top_kernels[: summary.KERNELS_SHOWN]
         )
         console.print(numbers(("µs", "of busy", "ops", "kernel"), named))
+        more = len(kind.top_kernels) - summary.KERNELS_SHOWN
+        if more > 0:
+            console.print(Text(f"  {more} more in the CSV and JSON output", style="dim"))
 
 
 def _steps(rank: RankFindings, kind: KindFindings, console: Console) -> None:

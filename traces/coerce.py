@@ -31,8 +31,8 @@ class Literal(str):
 
 def to_event(fields: dict[str, Any], notes: Counter[str]) -> Event:
     """The event; a field of a type that cannot be read is left at its default and noted as `odd_type`."""
-    args = fields.get("args")
-    if args is not None and not isinstance(args, dict):
+    args = fields.get("args", {})
+    if not isinstance(args, dict):
         notes["odd_type"] += 1
     duration = {key: _time(fields.get(key, ABSENT)) for key in ("ts", "dur")}
     notes["not_a_number"] += _constants(fields) - _constants({k: fields.get(k) for k in duration})

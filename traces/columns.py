@@ -165,7 +165,8 @@ class Collector:
         stream = _integers(rank.notes, [a.stream for a in args])
         for i in np.flatnonzero(stream < 0).tolist():
             stream[i] = _row_number(str(events[i].tid))
-            rank.notes["missing_field"] += stream[i] < 0
+            bare = args[i].device < 0 and args[i].correlation < 0
+            rank.notes["missing_field"] += bare or bool(stream[i] < 0)
         return {
             "stream": stream,
             "device": self._devices(rank, events),
@@ -202,6 +203,8 @@ class Collector:
                 thread = self.rank_of(event.pid)[1], str(event.tid)
                 index = known[key] = threads.setdefault(thread, len(threads))
             found.append(index)
+        # No system has such ids: a number is damaged.
+        rank.notes["out_of_range"] += sum(type(i) is int and abs(i) >= 1 << 63 for key in known for i in key)
         if any(-1 in key for key in known):
             rank.notes["missing_field"] += sum(-1 in (e.pid, e.tid) for e in events)
         return np.array(found, np.int64)

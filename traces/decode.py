@@ -14,14 +14,23 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from latencylab.traces.events import ABSENT, Event
+from latencylab.traces.events import ABSENT, KEYS, NO_ARGS, Event
 from latencylab.traces.header import NoTraceError, find_head, no_events, read_tail
 from latencylab.traces.repair import Repairer
 
 _DECODER = msgspec.json.Decoder(list[Event])
 _EVENT = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|args|id)"\s*:')
 _CUT = re.compile(rb"\}\s*,\s*\Z")
+_QUOTE_COLON = int.from_bytes(b'":', "little")
+# The last bytes of each key with its opening quote, by how far a word of eight bytes is shifted to show them.
+_KEY_WORDS: dict[np.uint64, list[np.uint64]] = {}
+for _key in KEYS:
+    _ending = f'"{_key}'.encode()[-8:]
+    _word = np.uint64(int.from_bytes(_ending, "little"))
+    _KEY_WORDS.setdefault(np.uint64(64 - 8 * len(_ending)), []).append(_word)
+_CUT_WITHIN = 1 << 20  # of the end; an event that is longer delays the cut by a block
 # No event is this long; a longer stretch without one is damage, or no trace at all.
 _MAX_HELD = 64 << 20
 
@@ -99,30 +108,58 @@ class EventReader:
 def _last_cut(text: bytes) -> int:
     """Offset of the last comma that seems to stand between two events, or -1."""
     at = len(text)
-    while (at := text.rfind(b"{", 0, at)) > 0:
+    lowest = max(0, at - _CUT_WITHIN)
+    while (at := text.rfind(b"{", lowest, at)) > 0:
         if _EVENT.match(text, at) and (found := _CUT.search(text, max(0, at - 64), at)):
             return text.index(b",", found.start())
     return -1
 
 
 def _decode_slice(text: bytes) -> list[Event] | None:
-    """The events of a slice; None if it is damaged, or some event has a field twice."""
+    """The events of a slice; None if it is damaged, or some event may have a field twice."""
+    # Padded so that eight bytes precede even the first key.
+    array = b"       [" + text.removeprefix(b",") + b"]"
     try:
-        events = _DECODER.decode(b"[" + text.removeprefix(b",") + b"]")
+        # Strings that are skipped, keys among them, are not checked by the decoder.
+        if not array.isascii():
+            array.decode()
+        events = _DECODER.decode(array)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    timed = len(events) - [e.ts for e in events].count(ABSENT)
-    lasting = len(events) - [e.dur for e in events].count(ABSENT)
-    if _count_words(text, (b'"ts"', b'dur"')) != [timed, lasting]:
-        return None
-    return events
+    return events if _count_keys(array) == _count_fields(events) else None
 
 
-def _count_words(text: bytes, words: tuple[bytes, ...]) -> list[int]:
-    """How often each word of four bytes occurs: twice as fast as `bytes.count`, which here would be felt."""
-    counts = [0] * len(words)
-    for offset in range(min(4, len(text) - 3)):
-        column = np.frombuffer(text, np.uint32, (len(text) - offset) // 4, offset)
-        for i, word in enumerate(words):
-            counts[i] += int(np.count_nonzero(column == np.frombuffer(word, np.uint32)))
-    return counts
+def _count_fields(events: list[Event]) -> int:
+    """How many of the fields in `KEYS` the events have."""
+    args = [event.args for event in events if event.args is not NO_ARGS]
+    absent = (
+        [event.ph for event in events].count("")
+        + [event.cat for event in events].count("")
+        + [event.name for event in events].count("")
+        + [event.pid for event in events].count(-1)
+        + [event.tid for event in events].count(-1)
+        + [event.ts for event in events].count(ABSENT)
+        + [event.dur for event in events].count(ABSENT)
+        + [a.device for a in args].count(-1)
+        + [a.stream for a in args].count(-1)
+        + [a.correlation for a in args].count(-1)
+        + [a.name for a in args].count(ABSENT)
+    )
+    return 7 * len(events) + 4 * len(args) - absent
+
+
+def _count_keys(text: bytes) -> int:
+    """How often any of `KEYS` is a key in a text that begins with 8 others: the 8 bytes before each `":` tell.
+
+    Parsers keep the last of several, so an event with a stretch of text missing can swallow its follower.
+    """
+    before: npt.NDArray[np.uint64] = np.ndarray((len(text) - 7,), "<u8", text, strides=(1,))
+    found = 0
+    for offset in (0, 1):
+        pairs = np.frombuffer(text, "<u2", (len(text) - offset) // 2, offset)
+        at = np.flatnonzero(pairs == _QUOTE_COLON) * 2 + (offset - 8)
+        endings = before[at]
+        for shift, words in _KEY_WORDS.items():
+            shifted = endings >> shift
+            found += sum(int(np.count_nonzero(shifted == word)) for word in words)
+    return found

@@ -50,6 +50,9 @@ class Event(msgspec.Struct, gc=False):
     args: Args = NO_ARGS
 
 
+# Keys that decide where an event stands; twice in one event, they tell that text is missing.
+KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "device", "stream", "correlation")
+
 # Category, in lower case, to the table it fills. Legacy names are those of Kineto before 2022.
 GPU = {
     "kernel": KERNEL,

@@ -18,7 +18,7 @@ from latencylab.model.integrity import InputError
 MAX_BYTES = 4 << 30
 BLOCK = 4 << 20
 _GZIP_PIECE = 16 << 10  # deflate expands at most 1032 times: one piece never gives over 17 MB
-_Damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub has an instance here
+_Damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # the stub is wrong
 _GZIP = b"\x1f\x8b"
 _OTHERS = {
     b"SQLite format 3\0": "an SQLite database (an Nsight Systems export?), no Kineto trace",

@@ -19,7 +19,7 @@ _TEXTS: dict[str, tuple[Severity, str]] = {
     "damaged_header": ("warning", "keys beside the events could not be read"),
     "dropped_event": ("warning", "damaged events could not be repaired and were left out"),
     "duplicate_event": ("warning", "exact duplicates of host events were left out"),
-    "duplicate_field": ("warning", "events name a field twice with different values; the last was taken"),
+    "duplicate_field": ("warning", "events name a field twice, so text may be missing; the last was taken"),
     "duplicate_op": ("warning", "exact duplicates of GPU ops were left out"),
     "far_timestamp": ("warning", "events over a day away from the others were left out"),
     "missing_field": ("warning", "fields are missing; events without a time were left out"),

@@ -35,7 +35,7 @@ def open_capture(
 
     `paths` is one capture folder (with a manifest.json), one folder of trace files, one or more trace files,
     or glob patterns. `max_bytes` bounds the JSON text of one file (the reader's own bound where None),
-    `cache` uses and keeps the column store, `jobs` bounds the reading processes (2 where None), and
+    `cache` uses and keeps the column store, `jobs` bounds the reading processes (4, and one a core, where None), and
     `progress` is called with one line as each file is done.
 
     Where several files claim one rank, each keeps its traces under a rank of its own, and the moved ones

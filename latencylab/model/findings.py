@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from latencylab.model.integrity import Integrity
 
-SyncKind = Literal["explicit", "copy", "alloc", "poll"]
+SyncKind = Literal["explicit", "copy", "alloc"]
 Evidence = Literal["recorded", "blocked", "eliminated", "unknown"]
 SyncVerdict = Literal["hidden", "pinning", "harmful", "unclear"]
+Bound = Literal["upper", "lower", "estimate"]
 Confidence = Literal["high", "medium", "low"]
 
 
@@ -28,11 +29,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Something to do, and the µs per step that the trace charges to it."""
+    """Something to do, and the µs per step that the trace charges to it.
+
+    `bound` says on which side of the truth that lies: host idle is an "upper" bound, for the profiler slows
+    the host; the cost of a blocking call a "lower" one, for a slowed host finds the GPU drained and waits
+    less; the GPU's own idle is an "estimate".
+    """
 
     what: str
     us_per_step: float
     calibrated: bool = False
+    bound: Bound = "upper"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from latencylab.model.findings import Analysis
 from latencylab.reports.contract import render_json, schema, to_contract
 
 STABLE_RANK = (
-    "rank device window_us kind steps step_us idle_host_doing_us idle_host_blame_us idle_gpu_us legs run_ahead_us "
-    "syncs kernels other_kinds"
+    "rank device window_us kind steps step_us idle_host_doing_us idle_host_blame_us idle_gpu_us legs "
+    "run_ahead_us syncs kernels other_kinds"
 )
 
 
@@ -77,7 +77,12 @@ def test_schema_refuses_wrong_values(analysis: Analysis, path: tuple[Any, ...], 
 
 @pytest.mark.parametrize(
     "path",
-    [("ranks", 0, "legs"), ("ranks", 0, "other_kinds", 0, "syncs"), ("verdict",), ("ranks", 0, "step_us", "idle")],
+    [
+        ("ranks", 0, "legs"),
+        ("ranks", 0, "other_kinds", 0, "syncs"),
+        ("verdict",),
+        ("ranks", 0, "step_us", "idle"),
+    ],
 )
 def test_schema_misses_stable_keys(analysis: Analysis, path: tuple[Any, ...]) -> None:
     made = to_contract(analysis)

@@ -1,0 +1,82 @@
+"""The terminal report at several widths, in colour and without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from latencylab.model.findings import Analysis
+from latencylab.reports.text import render_text
+
+
+def rendered(analysis: Analysis, width: int, *, colour: bool = False) -> str:
+    out = StringIO()
+    render_text(analysis, Console(file=out, width=width, force_terminal=colour, legacy_windows=False))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_fits_every_width(any_analysis: Analysis, width: int) -> None:
+    text = rendered(any_analysis, width)
+    text.encode("utf-8")
+    wide = [line for line in text.splitlines() if len(line) > width]
+    assert not wide
+    assert "nan" not in text.split()
+    assert "inf" not in text.split()
+
+
+def test_first_screen_has_the_answers(analysis: Analysis) -> None:
+    screen = rendered(analysis, 100).splitlines()[:40]
+    joined = "\n".join(screen)
+    assert screen[0].startswith("The host is late for 5,800 of 11,811 µs a step")
+    assert "confidence: medium" in joined
+    assert "degraded" in joined
+    for answer in (
+        "wall",
+        "busy",
+        "idle, host late",
+        "idle, GPU's own",
+        "3,190.0",
+        "harmful",
+        "Fix first",
+        "≤",
+    ):
+        assert answer in joined
+    assert "Remove the blocking read" in joined
+
+
+def test_names_are_whole_when_piped(analysis: Analysis) -> None:
+    """A site's name wraps at its spaces; none of its words is lost."""
+    text = " ".join(rendered(analysis, 60).split())
+    for sync in analysis.ranks[0].main.syncs:
+        assert sync.site in text
+
+
+def test_plain_when_piped_and_coloured_on_a_terminal(
+    analysis: Analysis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b" not in rendered(analysis, 80)
+    assert "\x1b[1;31m" in rendered(analysis, 80, colour=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[1;31m" not in rendered(analysis, 80, colour=True)
+
+
+def test_hostile_names_are_text(any_analysis: Analysis) -> None:
+    text = rendered(any_analysis, 120)
+    assert "\x1b" not in text
+    if "script" in any_analysis.verdict.text:
+        assert "[/red] [bold]µ 核" in text
+
+
+def test_other_ranks_have_one_line_each(four_ranks: Analysis) -> None:
+    text = rendered(four_ranks, 100)
+    lines = [line for line in text.splitlines() if line.startswith("  rank ")]
+    assert len(lines) == 3
+    assert "rank 0 of 4 (most host idle)" in text
+    swapped = replace(four_ranks, ranks=four_ranks.ranks[::-1])
+    assert "rank 0 of 4 (most host idle)" in rendered(swapped, 100)
