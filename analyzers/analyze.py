@@ -14,10 +14,12 @@ from latencylab.analyzers.idle import HOST, UNKNOWN
 from latencylab.analyzers.integrity import find_issues
 from latencylab.analyzers.kernels import load_classes
 from latencylab.analyzers.launches import join_launches
+from latencylab.analyzers.ranks import join_ranks, rank_issues, summarise_alignment, summarise_collectives
 from latencylab.analyzers.registry import run_all
 from latencylab.analyzers.run_ahead import least_run_ahead
 from latencylab.analyzers.slow import explain_steps
 from latencylab.analyzers.steps import find_steps
+from latencylab.analyzers.timeline import build_timelines
 from latencylab.analyzers.verdict import judge, rank_fixes
 from latencylab.analyzers.view import GPU_CAUSES, KindView, RankView, step_parts, step_sums
 from latencylab.model.capture import Capture
@@ -53,15 +55,23 @@ def analyze(
         there = ", ".join(str(trace.rank) for trace in capture.traces)
         raise InputError(f"{capture.path}: none of the ranks asked for; it has {there}")
     table = load_classes(classes)
-    views = [RankView.of(trace, table) for trace in traces]
-    findings = tuple(_rank_findings(view, steps, kind, capture.path) for view in views)
+    views = tuple(RankView.of(trace, table) for trace in traces)
+    joined = join_ranks(views)
+    chosen = [_choose(view, steps, kind, capture.path) for view in views]
+    waits = joined.wait_alone if joined else (None,) * len(views)
+    findings = tuple(
+        _rank_findings(view, kinds, wait) for view, kinds, wait in zip(views, chosen, waits, strict=True)
+    )
     integrity = Integrity.of(
         _merged(
-            issue
-            for view in views
-            for issue in (*view.trace.issues, *find_issues(view.trace, view.launches))
+            [
+                *(issue for view in views for issue in view.trace.issues),
+                *(issue for view in views for issue in find_issues(view.trace, view.launches)),
+                *rank_issues(views, joined),
+            ]
         )
     )
+    collectives = summarise_collectives(joined, tuple(kinds[0] for kinds in chosen)) if joined else None
     verdict = judge(findings, integrity)
     return Analysis(
         capture_path=capture.path,
@@ -71,6 +81,8 @@ def analyze(
         fixes=rank_fixes(max(findings, key=lambda f: f.main.step_us.idle_host if f.main.step_us else 0.0)),
         integrity=integrity,
         ranks=findings,
+        alignment=summarise_alignment(joined) if joined else None,
+        collectives=collectives,
     )
 
 
@@ -95,10 +107,8 @@ def _merged(issues: Iterable[Issue]) -> list[Issue]:
     return list(merged.values())
 
 
-def _rank_findings(
-    view: RankView, chosen: tuple[int, int] | None, kind: str | None, path: str
-) -> RankFindings:
-    sums = step_sums(view)
+def _choose(view: RankView, chosen: tuple[int, int] | None, kind: str | None, path: str) -> list[KindView]:
+    """The steps to look at by kind, the kind that fills most of the time first; one without steps if none."""
     found = np.arange(len(view.steps))
     if chosen is not None:
         found = found[chosen[0] : chosen[1]]
@@ -110,9 +120,15 @@ def _rank_findings(
         found = found[[its == kind for its in kinds]]
     time = Counter[str]()
     for row in found:
-        time[view.steps.kind[row]] += int(sums["wall"][row])
+        time[view.steps.kind[row]] += int(view.steps.end[row] - view.steps.start[row])
     by_kind = [_kind_view(view, name, found) for name, _ in time.most_common()]
-    by_kind = by_kind or [KindView(view, None, found, found)]
+    return by_kind or [KindView(view, None, found, found)]
+
+
+def _rank_findings(view: RankView, by_kind: list[KindView], wait_alone: I64 | None) -> RankFindings:
+    sums = step_sums(view)
+    if wait_alone is not None:
+        sums["collective_wait"] = wait_alone
     all_findings = [_kind_findings(one, sums) for one in by_kind]
     explained = {row: why for one in by_kind for row, why in explain_steps(one).items()}
     least = least_run_ahead(view.legs, view.steps)
@@ -136,8 +152,9 @@ def _rank_findings(
                 run_ahead_us=int(least[row]) / 1000 if least[row] >= 0 else None,
                 slower_by=explained.get(row, ()),
             )
-            for row in found.tolist()
+            for row in np.sort(np.concatenate([one.rows for one in by_kind])).tolist()
         ),
+        timelines=tuple(timeline for one in by_kind for timeline in build_timelines(one)),
     )
 
 

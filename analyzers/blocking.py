@@ -11,11 +11,15 @@ from latencylab.analyzers.launches import Launches
 from latencylab.model.findings import SyncKind
 from latencylab.model.trace import I64, MISSING, Bool, Trace
 
-EXPLICIT = re.compile(r"^(?:cuda|hip)(?:Stream|Device|Event|Thread)Synchronize|^cu(?:Stream|Ctx|Event)Synchronize")
+EXPLICIT = re.compile(
+    r"^(?:cuda|hip)(?:Stream|Device|Event|Thread)Synchronize|^cu(?:Stream|Ctx|Event)Synchronize"
+)
 WHOLE_DEVICE = re.compile(r"^(?:cuda|hip)(?:Device|Thread)Synchronize|^cuCtxSynchronize")
 BLOCKING_COPY = re.compile(r"^(?:cuda|hip)Memcpy(?:2D|3D)?$|^hipMemcpyWithStream$|^cuMemcpy(?!.*Async)")
 ASYNC_COPY = re.compile(r"Memcpy\w*Async")
-ALLOCATION = re.compile(r"^(?:cuda|hip)(?:Free|Malloc|HostAlloc|FreeHost|HostFree|HostMalloc|MallocHost)$|^cuMem(?:Free|Alloc)")
+ALLOCATION = re.compile(
+    r"^(?:cuda|hip)(?:Free|Malloc|HostAlloc|FreeHost|HostFree|HostMalloc|MallocHost)$|^cuMem(?:Free|Alloc)"
+)
 QUERY = re.compile(r"^(?:cuda|hip)EventQuery|^cuEventQuery")
 TO_HOST = re.compile(r"DtoH|DeviceToHost|Device -> (?:Pinned|Pageable|Host)", re.IGNORECASE)
 TO_PAGEABLE = re.compile(r"-> Pageable", re.IGNORECASE)
@@ -64,9 +68,7 @@ def find_blocking(trace: Trace, launches: Launches) -> BlockingCalls:
     copy |= to_pageable
     allocation = trace.matching(ALLOCATION)[api.name]
     rows = np.flatnonzero(explicit | copy | allocation)
-    kinds: list[SyncKind] = [
-        "explicit" if explicit[i] else "copy" if copy[i] else "alloc" for i in rows
-    ]
+    kinds: list[SyncKind] = ["explicit" if explicit[i] else "copy" if copy[i] else "alloc" for i in rows]
     names = [trace.names[api.name[i]] for i in rows]
     first, last = _polling_loops(trace)
     start = np.concatenate([api.start[rows], api.start[first]])

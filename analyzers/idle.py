@@ -70,9 +70,7 @@ def split_idle(trace: Trace, launches: Launches) -> Idle:
     is_host = whole == HOST
     host_end = np.where(is_host, np.minimum(l1, gap_end), gap_end)
     outstanding = _outstanding(trace, launches)
-    edges = np.concatenate(
-        [host_end[is_host], l0[is_host], outstanding.start, outstanding.end]
-    )
+    edges = np.concatenate([host_end[is_host], l0[is_host], outstanding.start, outstanding.end])
     start, end, row = cut(gap_start, gap_end, edges)
     cause = whole[row]
     cause[(cause == HOST) & (start >= host_end[row])] = LATENCY

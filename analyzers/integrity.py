@@ -49,7 +49,10 @@ def find_issues(trace: Trace, launches: Launches) -> Iterable[Issue]:
         )
     if trace.shapes:
         yield Issue(
-            "shapes_on", "warning", 1, "tensor shapes were recorded, which slows the host: host idle is overstated"
+            "shapes_on",
+            "warning",
+            1,
+            "tensor shapes were recorded, which slows the host: its idle is overstated",
         )
 
 

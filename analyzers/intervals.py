@@ -20,7 +20,7 @@ def running_end(end: I64) -> I64:
 
 
 def exclusive(start: I64, end: I64) -> I64:
-    """The time that each of these ops, in order of start, has to itself: where ops overlap, the earlier has it.
+    """The time that each of these ops, in order of start, has to itself: the earlier one where ops overlap.
 
     The sum is the length of their union.
     """

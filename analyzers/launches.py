@@ -88,7 +88,7 @@ def join_launches(trace: Trace) -> Launches:
 
 
 def _first_of_correlation(correlation: I64) -> Bool:
-    """Which ops, in their order, are the first of their correlation id; those without one (0 or less) all are."""
+    """Which ops, in their order, are the first of their correlation id; those without one all are."""
     first = correlation <= 0
     _, at = np.unique(correlation, return_index=True)
     first[at] = True

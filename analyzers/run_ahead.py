@@ -47,7 +47,7 @@ def summarise_legs(view: KindView) -> tuple[Leg, ...]:
 
 
 def run_ahead(legs: LegTable) -> I64:
-    """Per leg, by how many ns the host was ahead: its first op's start minus its launch call's end, at least 0."""
+    """Per leg the ns by which the host was ahead: first op's start minus launch call's end, at least 0."""
     return np.maximum(legs.start - legs.launch_end, 0)
 
 

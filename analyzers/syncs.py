@@ -28,7 +28,9 @@ def summarise_syncs(view: KindView) -> tuple[Sync, ...]:
     steps = view.rank.steps
     wall_us = view.mean_us(int((steps.end - steps.start)[view.used].sum())) if view.by_step else np.inf
     found = [
-        _summarise(view, waits.sites[site], np.flatnonzero(view.calls & (waits.site == site)), idle_us, wall_us)
+        _summarise(
+            view, waits.sites[site], np.flatnonzero(view.calls & (waits.site == site)), idle_us, wall_us
+        )
         for site in np.unique(waits.site[view.calls]).tolist()
         for idle_us in [host_us.get(site, 0.0)]
     ]

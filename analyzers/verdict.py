@@ -74,7 +74,9 @@ def _sentence(rank: RankFindings) -> str:
         )
     if gpu > SMALL * wall:
         cause = max(GPU_IDLE, key=lambda name: getattr(main.idle_gpu_us, name))
-        return f"GPU bound: busy {_share(busy, wall)} {of_step}; {_share(gpu, wall)} goes to {GPU_IDLE[cause]}."
+        return (
+            f"GPU bound: busy {_share(busy, wall)} {of_step}; {_share(gpu, wall)} goes to {GPU_IDLE[cause]}."
+        )
     heaviest = f", {main.kernels[0].name} first" if main.kernels else ""
     return f"GPU bound: busy {_share(busy, wall)} {of_step}{heaviest}."
 
@@ -86,7 +88,9 @@ def _worst(findings: KindFindings) -> Sync | None:
 
 def _blocking(findings: KindFindings) -> str:
     """What the blocking calls have to do with it, where none is shown to pin."""
-    unclear = next((sync for sync in findings.syncs if sync.verdict == "unclear" and sync.behind_us is not None), None)
+    unclear = next(
+        (sync for sync in findings.syncs if sync.verdict == "unclear" and sync.behind_us is not None), None
+    )
     if unclear is not None:
         return f"whether {unclear.site} resets its run-ahead this trace cannot tell (record CUDA sync events)"
     return "no blocking call is to blame" if findings.syncs else "it blocks nowhere"
@@ -135,7 +139,11 @@ def _confidence(main: KindFindings, rank: RankFindings, integrity: Integrity) ->
     if main.steps.steady < FEW_STEPS or (slowed and host > SMALL * wall):
         return "low"
     if worst is not None:
-        return "high" if all(doubt.startswith("not calibrated") for doubt in _doubts(main, integrity)) else "medium"
+        return (
+            "high"
+            if all(doubt.startswith("not calibrated") for doubt in _doubts(main, integrity))
+            else "medium"
+        )
     return "medium" if host > SMALL * wall or integrity.status != "ok" else "high"
 
 
@@ -163,8 +171,6 @@ def rank_fixes(rank: RankFindings) -> tuple[Fix, ...]:
         for sync in main.syncs
         if sync.verdict in ("hidden", "unclear")
     ]
-    others += [
-        Fix(text, getattr(main.idle_gpu_us, name), bound="estimate") for name, text in GPU_FIX.items()
-    ]
+    others += [Fix(text, getattr(main.idle_gpu_us, name), bound="estimate") for name, text in GPU_FIX.items()]
     others = [fix for fix in others if fix.us_per_step > 0.01 * wall]
     return tuple(sites + sorted(others, key=lambda fix: -fix.us_per_step))

@@ -298,7 +298,7 @@ def _sites(
 
 
 def _direction(copy: str) -> str:
-    """"DtoH Pinned" from "Memcpy DtoH (Device -> Pinned)"; the name itself where it is built otherwise."""
+    """ "DtoH Pinned" from "Memcpy DtoH (Device -> Pinned)"; the name itself where it is built otherwise."""
     found = COPY_NAME.search(copy)
     return f"{found.group(1)} {found.group(2)}" if found else copy
 

@@ -26,14 +26,12 @@ GRAPHS = (("draft", 64, 0), ("metadata", 8, 0), ("verify", 246, 28), ("draft_ext
 EAGER = 14
 PER_STEP = 760  # events, flows and host events included
 STREAM, PID, TID = 13, 4000, 4000
-REDUCE = (
-    "void cross_device_reduce_1stage<__nv_bfloat16, 4>(RankData*, RankSignals, Signal*, int, int)"
-)
+REDUCE = "void cross_device_reduce_1stage<__nv_bfloat16, 4>(RankData*, RankSignals, Signal*, int, int)"
 SHAPES = '"Input Dims": [[1, 2560], [2560, 768], []], "Input type": ["c10::BFloat16", "c10::BFloat16", ""], '
 OCCUPANCY = (
     '"occupancy": {"activeBlocksPerMultiprocessor": 4, "limitingFactors": "REGS", "blockLimitRegs": 4, '
     '"blockLimitSharedMem": 182, "blockLimitWarps": 16, "blockLimitBlocks": 32, '
-    '"blockLimitBarriers": 2147483647, "allocatedRegistersPerBlock": 16384, "allocatedSharedMemPerBlock": 1280}'
+    '"blockLimitBarriers": 2147483647, "allocatedRegistersPerBlock": 16384, "allocatedSharedMem": 1280}'
 )
 TYPES = ("__nv_bfloat16", "float", "int", "c10::BFloat16")
 SPANS = {"draft": "draft", "verify": "step[VERIFY bs=1]", "draft_extend": "draft_extend"}
@@ -206,7 +204,7 @@ def run_step(ranks: list[RankWriter]) -> None:
 
 
 def _compressed(raw: BinaryIO) -> BinaryIO:
-    return cast(BinaryIO, igzip.IGzipFile("", "wb", 1, raw, mtime=0))  # type: ignore[no-untyped-call]
+    return cast("BinaryIO", igzip.IGzipFile("", "wb", 1, raw, mtime=0))  # type: ignore[no-untyped-call]
 
 
 def main() -> None:

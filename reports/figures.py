@@ -15,9 +15,6 @@ from latencylab.reports import summary
 
 Figure = dict[str, Any]
 
-# More bars than that cannot be told apart, and make the page heavy.
-STEPS_DRAWN = 600
-
 _TOP_BLAME = 6
 _LABEL = 36
 _ROW_PX = 44
@@ -94,7 +91,7 @@ def waterfall(rows: list[summary.Bar], wall: float | None) -> Figure:
 
 def steps_bars(rank: RankFindings, kind: KindFindings) -> Figure | None:
     """A stacked bar a step; steps left out are one grey bar with their cause."""
-    steps = summary.own_steps(rank, kind)[:STEPS_DRAWN]
+    steps = summary.own_steps(rank, kind)[: summary.STEPS_DRAWN]
     if not steps:
         return None
     steady = [s for s in steps if s.left_out is None]
@@ -142,7 +139,7 @@ def axis_top(steps: list[Step]) -> float | None:
 
 def run_ahead(rank: RankFindings, kind: KindFindings) -> Figure | None:
     """The least run-ahead of each step over its index."""
-    steps = [s for s in summary.own_steps(rank, kind)[:STEPS_DRAWN] if fmt.finite(s.run_ahead_us) is not None]
+    steps = [s for s in summary.own_steps(rank, kind)[: summary.STEPS_DRAWN] if fmt.finite(s.run_ahead_us) is not None]
     if not steps:
         return None
     line = {

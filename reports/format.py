@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 import unicodedata
+from typing import Any
 
 MISSING = "–"
 
@@ -137,6 +139,12 @@ def _harmless(char: str) -> str:
         return " "
     bad = unicodedata.category(char) in ("Cc", "Cs") or char in _TURNS_WRITING
     return "\N{REPLACEMENT CHARACTER}" if bad else char
+
+
+def script_json(data: Any) -> str:
+    """JSON that no HTML parser can leave a script element in."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def bar(start: float, end: float, width: int) -> str:

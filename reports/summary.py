@@ -37,6 +37,8 @@ _BOUND_MEANS = {
 }
 # What follows them is short, and in the CSV and JSON output in any case.
 KERNELS_SHOWN = 20
+# More bars than that cannot be told apart, and make the page heavy.
+STEPS_DRAWN = 600
 # µs per step: below it, a cause is rounding.
 _TOO_SMALL = 0.05
 NO_SPAN = "(no span)"
@@ -47,6 +49,11 @@ _DOING = {
     "gc": "in garbage collection",
     "waiting": "waiting for a request or a peer",
     "profiler": "in the profiler's own overhead",
+}
+_GPU_IDLE = {
+    "in_graph": "between the ops of one graph",
+    "dispatch": "queued in time, started late",
+    "launch_latency": "from the launch call's return to the op's start",
 }
 
 
@@ -81,10 +88,12 @@ def unit(kind: KindFindings) -> str:
 def basis(kind: KindFindings) -> str:
     """What the times of a kind are means of."""
     if kind.step_us is None:
-        return "the whole window as one unit: no steady steps"
+        return "the whole window as one unit: no steps found"
     if not kind.steps.steady:
         return f"mean of all {count(kind.steps.found, 'step')} found, none of them steady"
-    return f"mean of {count(kind.steps.steady, 'steady step')}"
+    if kind.steps.steady < kind.steps.found:
+        return f"mean of the {count(kind.steps.steady, 'steady step')} of {kind.steps.found:,} found"
+    return f"mean of all {count(kind.steps.steady, 'step')} found, all steady"
 
 
 def blame_rows(kind: KindFindings, idle_host: float | None, top: int) -> list[tuple[str, float]]:
@@ -121,9 +130,9 @@ def doing_rows(doing: Doing) -> list[tuple[str, float]]:
 def gpu_idle_rows(idle: GpuIdle) -> list[tuple[str, float]]:
     """The GPU's own idle by its reason."""
     return [
-        ("between the ops of one graph (in_graph)", idle.in_graph),
-        ("queued in time, started late (dispatch)", idle.dispatch),
-        ("from the launch call's return to the op's start (launch_latency)", idle.launch_latency),
+        (f"{_GPU_IDLE['in_graph']} (in_graph)", idle.in_graph),
+        (f"{_GPU_IDLE['dispatch']} (dispatch)", idle.dispatch),
+        (f"{_GPU_IDLE['launch_latency']} (launch_latency)", idle.launch_latency),
     ]
 
 
@@ -201,3 +210,22 @@ def cause(name: str) -> str:
     if name.startswith("span "):
         return f"in span {name.removeprefix('span ')} (Python or untraced)"
     return _DOING.get(name, name)
+
+
+def difference(what: str) -> str:
+    """A part in which steps differ, in words: `busy: MoE GEMM`, `GPU idle: in_graph`, `host idle: api`."""
+    kind, _, part = what.partition(": ")
+    if kind == "busy":
+        return f"GPU busy: {part}"
+    if kind == "GPU idle":
+        return f"GPU idle: {_GPU_IDLE.get(part, part)}"
+    if kind == "host idle":
+        held = part not in _DOING and not part.startswith("span ")
+        return f"host late: {'held up by ' if held else ''}{cause(part)}"
+    return what
+
+
+def site_of(fix: Fix, kind: KindFindings) -> int | None:
+    """Which of the ordered blocking sites a fix is about."""
+    named = [i for i, sync in enumerate(ordered_syncs(kind)) if sync.site in fix.what]
+    return named[0] if named else None

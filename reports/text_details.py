@@ -143,7 +143,7 @@ def _slowest(step: Step, console: Console) -> None:
     if not step.slower_by:
         console.print(Text("  nothing stands out against the median step"))
         return
-    rows = [(fmt.signed_us(d.us), d.what) for d in step.slower_by]
+    rows = [(fmt.signed_us(d.us), summary.difference(d.what)) for d in step.slower_by]
     console.print(numbers(("µs", "against the median step"), rows))
 
 

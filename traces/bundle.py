@@ -197,7 +197,7 @@ def read_clock(folder: Path, rank: int) -> pd.DataFrame | None:
         raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
     if nulls := [name for name in sorted(_NEVER_NULL) if table[name].null_count]:
         raise InputError(f"{path}: a null in column {nulls[0]!r}")
-    frame = table.to_pandas(use_threads=False, types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+    frame: pd.DataFrame = table.to_pandas(use_threads=False, types_mapper={pa.int64(): pd.Int64Dtype()}.get)
     return frame.astype(dict.fromkeys(_NEVER_NULL, "int64"))
 
 

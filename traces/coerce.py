@@ -34,16 +34,15 @@ def to_event(fields: dict[str, Any], notes: Counter[str]) -> Event:
     args = fields.get("args", {})
     if not isinstance(args, dict):
         notes["odd_type"] += 1
-    duration = {key: _time(fields.get(key, ABSENT)) for key in ("ts", "dur")}
-    notes["not_a_number"] += _constants(fields) - _constants({k: fields.get(k) for k in duration})
     return Event(
         ph=_text(fields.get("ph", ""), notes),
         cat=_text(fields.get("cat", ""), notes),
         name=_text(fields.get("name", ""), notes),
         pid=_identity(fields.get("pid", -1), notes),
         tid=_identity(fields.get("tid", -1), notes),
+        ts=_time(fields.get("ts", ABSENT)),
+        dur=_time(fields.get("dur", ABSENT)),
         args=_args(args, notes) if isinstance(args, dict) else NO_ARGS,
-        **duration,
     )
 
 
@@ -91,16 +90,6 @@ def _integer(value: Any, notes: Counter[str]) -> int:
     return -1
 
 
-def _constants(fields: dict[str, Any]) -> int:
-    """How often NaN or Infinity stands in the fields, at any depth the parser reached."""
-    stack: list[Any] = [fields]
-    found = 0
-    while stack:
-        value = stack.pop()
-        if isinstance(value, dict):
-            stack.extend(value.values())
-        elif isinstance(value, list):
-            stack.extend(value)
-        elif isinstance(value, Literal):
-            found += value.lstrip("-")[:1] in ("N", "I")
-    return found
+def count_constants(event: Event) -> int:
+    """How many of the event's times are NaN or Infinity."""
+    return sum(bytes(time).lstrip(b"-")[:1] in (b"N", b"I") for time in (event.ts, event.dur))

@@ -149,7 +149,7 @@ def _count_fields(events: list[Event]) -> int:
 
 
 def _count_keys(text: bytes) -> int:
-    """How often any of `KEYS` is a key in a text that begins with 8 others: the 8 bytes before each `":` tell.
+    """How often any of `KEYS` is a key in a text padded by 8: the 8 bytes before each `":` tell.
 
     Parsers keep the last of several, so an event with a stretch of text missing can swallow its follower.
     """

@@ -81,7 +81,7 @@ def _inflate(file: BinaryIO, path: Path, max_bytes: int, notes: Counter[str]) ->
         total += len(part)
         if total > max_bytes:
             raise InputError(
-                f"{path}: inflates to over {max_bytes / 2**30:.3g} GiB, {file.tell() / 2**20:.1f} MiB into it;"
+                f"{path}: inflates beyond {max_bytes / 2**30:.3g} GiB, {file.tell() / 2**20:.1f} MiB into it;"
                 " raise the limit if the file is to be trusted"
             )
         parts.append(part)

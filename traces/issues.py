@@ -15,7 +15,7 @@ _TEXTS: dict[str, tuple[Severity, str]] = {
         "GPU ops that reach over 1 ms past the next launch's start on their stream were clipped there",
     ),
     "control_character": ("warning", "events with raw control characters were repaired"),
-    "corrupt_gzip": ("warning", "the gzip data is damaged; what precedes the damage was read"),
+    "corrupt_gzip": ("warning", "the gzip data is damaged: what can be inflated was read, and may be wrong"),
     "damaged_header": ("warning", "keys beside the events could not be read"),
     "dropped_event": ("warning", "damaged events could not be repaired and were left out"),
     "duplicate_event": ("warning", "exact duplicates of host events were left out"),

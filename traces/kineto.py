@@ -99,6 +99,6 @@ def _what_lacks(collector: Collector, notes: Counter[str]) -> str:
         return "CUDA API calls but no kernel: recorded without CUDA activity on the GPU"
     if tables:
         return "host events alone: recorded without CUDA activity (ProfilerActivity.CUDA)"
-    if collector.ranks:
+    if collector.ranks and not damage["not_an_event"]:
         return "metadata alone"
     return "traceEvents is empty" if not damage else "no event in traceEvents can be read"

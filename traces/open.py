@@ -34,9 +34,9 @@ def open_capture(
     """Read every rank of a capture; the traces' columns are read-only.
 
     `paths` is one capture folder (with a manifest.json), one folder of trace files, one or more trace files,
-    or glob patterns. `max_bytes` bounds the JSON text of one file (the reader's own bound where None),
-    `cache` uses and keeps the column store, `jobs` bounds the reading processes (4, and one a core, where None), and
-    `progress` is called with one line as each file is done.
+    or glob patterns. `max_bytes` bounds the JSON text of one file (None: as the reader does), `cache` uses
+    and keeps the column store, `jobs` bounds the reading processes (None: 4, and one a core), and `progress`
+    is called with one line as each file is done.
 
     Where several files claim one rank, each keeps its traces under a rank of its own, and the moved ones
     carry the warning `rank_clash`. Ranks that are not there are the issue `rank_missing` of the first trace.

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from latencylab.traces.coerce import Literal, to_event
+from latencylab.traces.coerce import Literal, count_constants, to_event
 from latencylab.traces.events import KEYS, Event
 from latencylab.traces.header import NoTraceError
 
@@ -18,8 +18,8 @@ _EVENT = msgspec.json.Decoder(Event)
 _ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
 _QUOTED_KEYS = tuple(f'"{key}"' for key in KEYS)
 _OBJECT = re.compile(r'\{\s*"')
-_BRACKET = re.compile(r"[\s,]*\]\s*")
-_KEY_FOLLOWS = re.compile(r'\}|,\s*"')
+_BRACKET = re.compile(r"\]\s*")
+_KEY_FOLLOWS = re.compile(r'\}|,\s*"[^"\\]*(?:"\s*:|"?\s*\Z)')
 _LAST_BRACE = re.compile(r'\}\s*\](?=\s*(?:,\s*"|\}\s*\Z|\Z))')
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _NAME = re.compile(
@@ -40,11 +40,12 @@ class Repairer:
         self._is_array = is_array
         self._notes = notes
         self._kept = 0
+        self._constants = 0  # NaN and Infinity met in the event at hand
         self._raw_decode = json.JSONDecoder(
             strict=False,
             parse_float=Literal,
             parse_int=Literal,
-            parse_constant=Literal,
+            parse_constant=self._constant,
             object_pairs_hook=self._pairs,
         ).raw_decode
 
@@ -84,14 +85,16 @@ class Repairer:
         gap = text[at:start]
         if gap.strip() == "," or not (expected or gap.strip()):
             return -1
-        bracket = _BRACKET.match(text, at, start)
-        if bracket:
+        close = -1
+        for bracket in _BRACKET.finditer(text, at, start):
             ends_text = is_last and bracket.end() == len(text)
             if ends_text or (not self._is_array and _KEY_FOLLOWS.match(text, bracket.end())):
                 self.closed = True
-                return bracket.end()
-        self._notes["stray_text"] += max(1, sum(bool(part.strip()) for part in gap.split(",")))
-        return -1
+                gap, close = text[at : bracket.start()], bracket.end()
+                break
+        if close < 0 or gap.strip(", \t\r\n"):
+            self._notes["stray_text"] += max(1, sum(bool(part.strip()) for part in gap.split(",")))
+        return close
 
     def _event(self, text: str, start: int, end: int) -> tuple[Event | None, int]:
         """The event in text[start:end], repaired if need be, and where it ends; it may reach further."""
@@ -101,35 +104,43 @@ class Repairer:
                 return _EVENT.decode(piece), start + len(piece)
             except _ERRORS:
                 pass
-        found: Counter[str] = Counter()
+        noted = self._notes.total()
+        self._constants = 0
         try:
             fields, stop = self._raw_decode(text, start)
         except (ValueError, RecursionError):
             may_close = end < len(text)
             if not may_close and (brace := _LAST_BRACE.search(piece)):
                 piece, may_close = piece[: brace.start() + 1], True
-            fields, stop = self._mended(piece, may_close, found), start + len(piece)
+            fields, stop = self._mended(piece, may_close), start + len(piece)
         if fields is None:
             return None, end
         whole = text[start:stop]
-        if _SURROGATE.search(whole):
-            found["bad_utf8"] += 1
-        elif not found and _CONTROL.search(whole) and not _is_strict(whole):
-            found["control_character"] += 1
-        self._notes += found
-        return to_event(fields, self._notes), stop
+        self._notes["bad_utf8"] += bool(_SURROGATE.search(whole))
+        event = to_event(fields, self._notes)
+        if self._constants:
+            # Those in times are found when the times are read.
+            self._notes["not_a_number"] += self._constants - count_constants(event)
+        elif self._notes.total() == noted and _CONTROL.search(whole) and not _is_strict(whole):
+            self._notes["control_character"] += 1
+        return event, stop
 
-    def _mended(self, piece: str, may_close: bool, found: Counter[str]) -> dict[str, Any] | None:
+    def _mended(self, piece: str, may_close: bool) -> dict[str, Any] | None:
         """The fields of an event whose JSON is broken in one of the known ways, or None."""
         for codes, fixed in _fixes(piece, may_close):
+            self._constants = 0
             try:
                 fields, stop = self._raw_decode(fixed)
             except (ValueError, RecursionError):
                 continue
             if not fixed[stop:].strip() and isinstance(fields, dict):
-                found.update(codes)
+                self._notes.update(codes)
                 return fields
         return None
+
+    def _constant(self, text: str) -> Literal:
+        self._constants += 1
+        return Literal(text)
 
     def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)

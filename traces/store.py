@@ -131,7 +131,7 @@ def _write(place: Path, entry: Entry, data: bytes) -> None:
     place.mkdir(parents=True, exist_ok=True)
     ignore = place / ".gitignore"
     if not ignore.exists():  # a store inside a repository is never part of a commit
-        ignore.write_text("*\n", encoding="ascii")
+        ignore.write_bytes(b"*\n")
     final = place / f"{entry.name}-{entry.key}-{_digest(data)}.parquet"
     handle, name = tempfile.mkstemp(prefix=f"{entry.name}-", suffix=".tmp", dir=place)
     temporary = Path(name)
@@ -215,7 +215,7 @@ def _trace(rows: Any, row: int, path: str) -> Trace:
     meta["threads"] = tuple(Thread(*thread) for thread in meta["threads"])
     meta["issues"] = tuple(Issue(*issue) for issue in meta["issues"])
     meta["window"] = tuple(meta["window"]) if meta["window"] else None
-    tables = {
+    tables: dict[str, Any] = {
         table: kind(**{f.name: rows[f"{table}.{f.name}"][row].values.to_numpy() for f in fields(kind)})
         for table, kind in TABLES.items()
     }

@@ -25,13 +25,15 @@ from latencylab.model.capture import Capture
 from latencylab.model.integrity import InputError, OutputError
 from latencylab.traces import bundle, events
 from latencylab.traces.digits import parse_us
+from latencylab.traces.header import Header
 from latencylab.traces.inflate import MAX_BYTES, read_blocks
 
 Window = tuple[int, int]
 
-# Of a header, numbers are kept and these; what else it holds may name a host or a user.
+# Of a header, numbers, versions and these are kept; what else it holds may name a host or a user.
 _HEADER = {"deviceProperties", "distributedInfo", "displayTimeUnit"}
-_NUMBER = re.compile(rb'"[\d.]+"|-?[\d.][\d.eE+-]*|true|false|null')
+_BASE = {"baseTimeNanoseconds"}
+_NUMBER = re.compile(rb'"?-?\d[\d.eE+-]*"?|true|false|null')
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _FRAME = re.compile(r".*[/\\](?=[^/\\]+\(\d+\): )", re.DOTALL)
 _PATH = re.compile(r"(?<![\w./\\>-])(?:~\w*|[A-Za-z]:)?(?:[/\\]+[^\s/\\\"'()<>|,;:=*?]+){2,}[/\\]?")
@@ -123,11 +125,11 @@ def trim_file(source: Path, target: Path, window: Window | None, *, level: int =
     """
     header, rows = _parse(source)
     if window is not None:
-        base = (
-            parse_us([header["baseTimeNanoseconds"]])[0][0] // 1000 if "baseTimeNanoseconds" in header else 0
-        )
-        rows = _pick(rows, window[0] - int(base), window[1] - int(base))
-    kept = {k: v for k, v in header.items() if k in _HEADER or _NUMBER.fullmatch(bytes(v).strip())}
+        base = Header.of(
+            {key: msgspec.json.decode(header[key]) for key in _BASE & set(header)}, Counter()
+        ).base
+        rows = _pick(rows, window[0] - (base or 0), window[1] - (base or 0))
+    kept = {key: value for key, value in header.items() if _is_harmless(key, value)}
     head = b"".join(json.dumps(key).encode() + b": " + _clear(value) + b",\n" for key, value in kept.items())
     try:
         with target.open("xb") as raw, gzip.GzipFile("", "wb", level, raw, mtime=0) as file:
@@ -139,6 +141,10 @@ def trim_file(source: Path, target: Path, window: Window | None, *, level: int =
     return len(rows)
 
 
+def _is_harmless(key: str, value: Raw) -> bool:
+    return key in _HEADER or key.endswith("_version") or _NUMBER.fullmatch(bytes(value).strip()) is not None
+
+
 def _parse(source: Path) -> tuple[dict[str, Raw], list[Raw]]:
     """The header's entries and the events, as text."""
     text = b"".join(read_blocks(source, MAX_BYTES, Counter()))
@@ -148,7 +154,7 @@ def _parse(source: Path) -> tuple[dict[str, Raw], list[Raw]]:
             return {}, header
         return header, msgspec.json.decode(header.pop("traceEvents", Raw(b"[]")), type=list[Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{source}: {error}") from None
+        raise InputError(f"{source}: damaged, so it cannot be trimmed: {error}") from None
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -220,6 +226,8 @@ def _new_folder(out: Path, force: bool) -> Iterator[Path]:
         if out.exists():
             out.rename(folder / "replaced")
         made.rename(out)
+    except OutputError as error:  # names a file of the temporary folder
+        raise OutputError(f"{out}: {str(error).rpartition(': ')[2]}") from None
     except OSError as error:
         raise OutputError(f"{out}: {error.strerror or error}") from None
     finally:

@@ -1,6 +1,6 @@
 """Reading several trace files at once, in processes of their own.
 
-Each worker is a fresh interpreter that runs `serve` and talks pickles over its own pipes. Not
+Each worker is a fresh interpreter that runs `serve` and talks pickles over pipes of its own. Not
 `multiprocessing`: forking a process that already runs threads (pyarrow, progress bars) can deadlock, and
 its spawn runs the caller's script again, which breaks every script without a main guard.
 """
@@ -16,6 +16,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import IO, cast
 
 from latencylab.model.integrity import InputError
@@ -23,7 +25,9 @@ from latencylab.model.trace import Trace
 
 # A worker needs some 0.2 GB for 155 MB of JSON; this many stay below 1 GB together.
 MAX_JOBS = 4
-_CODE = "import sys; sys.path[:] = sys.argv[1:]; from latencylab.traces.workers import serve; serve()"
+_CODE = (
+    "import sys; _, pipe, *sys.path = sys.argv; from latencylab.traces import workers; workers.serve(pipe)"
+)
 
 
 def read_files(
@@ -71,19 +75,24 @@ class _Worker:
     """A process that reads one file after another.
 
     It has a session of its own, so that Ctrl-C in a terminal reaches only us, who then end it; and it ends
-    itself when its pipes close, so that it cannot outlive us by more than the file in hand.
+    when its stdin closes, so that it does not outlive us even where we are killed.
     """
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", _CODE, *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._questions = cast("IO[bytes]", self._process.stdin)
-        self.answers = cast("IO[bytes]", self._process.stdout)
+        mine, its = os.pipe()  # not its stdout, which whatever it imports may print to
+        self.answers = os.fdopen(mine, "rb")
         self.path = Path()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-c", _CODE, str(its), *sys.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[its],
+                start_new_session=True,
+            )
+        finally:
+            os.close(its)
+        self._questions = cast("IO[bytes]", self._process.stdin)
 
     def __enter__(self) -> _Worker:
         return self
@@ -104,7 +113,7 @@ class _Worker:
     def answer(self) -> tuple[Trace, ...]:
         try:
             answer: tuple[Trace, ...] | Exception = pickle.load(self.answers)  # noqa: S301
-        except (EOFError, pickle.UnpicklingError):
+        except (EOFError, pickle.UnpicklingError):  # none, or cut short
             status = self._process.wait()
             reason = f"ended with status {status}, perhaps for want of memory"
             raise InputError(f"{self.path}: the process reading it {reason}") from None
@@ -113,23 +122,27 @@ class _Worker:
         return answer
 
 
-def serve() -> None:
-    """A worker's life: for each file asked for on stdin, its traces or an exception on stdout."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints goes to stderr, never between the answers
+def serve(pipe: str) -> None:
+    """A worker's life: for each file asked for on stdin, its traces or an exception into the pipe."""
+    answers = os.fdopen(int(pipe), "wb")
+    questions: SimpleQueue[tuple[Path, int | None]] = SimpleQueue()
+    Thread(target=_listen, args=(questions,), daemon=True).start()
     while True:
-        try:
-            path, max_bytes = pickle.load(sys.stdin.buffer)  # noqa: S301
-        except EOFError:
-            return
+        path, max_bytes = questions.get()
         answer: tuple[Trace, ...] | Exception
         try:
             answer = _read_file(path, max_bytes)
         except Exception as error:  # noqa: BLE001
             error.add_note(traceback.format_exc())  # the traceback itself does not travel
             answer = error
-        try:
-            pickle.dump(answer, answers, protocol=5)
-            answers.flush()
-        except BrokenPipeError:  # nobody waits for it any more
-            os._exit(1)
+        pickle.dump(answer, answers, protocol=5)
+        answers.flush()
+
+
+def _listen(questions: SimpleQueue[tuple[Path, int | None]]) -> None:
+    """Take questions until stdin closes: whoever asked is gone, so that the file in hand is in vain, too."""
+    try:
+        while True:
+            questions.put(pickle.load(sys.stdin.buffer))  # noqa: S301
+    finally:
+        os._exit(1)

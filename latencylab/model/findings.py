@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from latencylab.model.integrity import Integrity
+from latencylab.model.timeline import Timeline
 
 SyncKind = Literal["explicit", "copy", "alloc"]
 Evidence = Literal["recorded", "blocked", "eliminated", "unknown"]
@@ -221,7 +222,10 @@ class KindFindings:
 
 @dataclass(frozen=True, slots=True)
 class RankFindings:
-    """One rank on one device; `main` is the kind that fills most of the window."""
+    """One rank on one device; `main` is the kind that fills most of the window.
+
+    `timelines` are of some steps, those first that say most: of each kind the median one leads.
+    """
 
     rank: int
     device: int
@@ -232,6 +236,90 @@ class RankFindings:
     main: KindFindings
     other_kinds: tuple[KindFindings, ...]
     steps: tuple[Step, ...]
+    timelines: tuple[Timeline, ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RankClock:
+    """A rank's clock against the reference's: aligned = local - offset - drift * (local - t0).
+
+    `bound_us` is the interval that causality guarantees for the offset; `residual_us` the precision.
+    `shifted` is False where the evidence for an offset is no better than that, and nothing was shifted;
+    `note` says what is odd about it, or nothing.
+    """
+
+    rank: int
+    offset_us: float
+    drift_ppm: float
+    bound_us: tuple[float, float]
+    residual_us: float
+    points: int
+    shifted: bool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """The clocks of all ranks; `reference` is the rank whose clock counts."""
+
+    reference: int
+    ranks: tuple[RankClock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """How often a rank was the last to arrive in steps of one kind, and what that cost the others.
+
+    `wait_us`: the mean wait of the other ranks that it caused, per step; `share`: of all resolved waits of
+    the kind; `count`: collectives per capture; `causes`: µs per step by cause, which add up to `wait_us`.
+    """
+
+    rank: int
+    kind: str
+    wait_us: float
+    share: float
+    count: int
+    causes: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveKind:
+    """One kind of collective: µs per step, mean over ranks; `skew_us` is the median spread of arrivals."""
+
+    name: str
+    count: float
+    wait_us: float
+    transfer_us: float
+    skew_us: float
+    resolved: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTotals:
+    """Mean over ranks, µs per step."""
+
+    wait: float
+    transfer: float
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Collectives paired across ranks.
+
+    `unpaired` counts collectives that no other rank has, `unpaired_by_rank` likewise; `resolved` and
+    `unresolved` count those whose skew exceeds three residuals, or does not. `notes` says where ranks
+    diverge and what was trimmed, and why.
+    """
+
+    paired: int
+    unpaired: int
+    unpaired_by_rank: dict[int, int]
+    resolved: int
+    unresolved: int
+    step_us: CollectiveTotals
+    late: tuple[Late, ...]
+    kinds: tuple[CollectiveKind, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,3 +333,5 @@ class Analysis:
     fixes: tuple[Fix, ...]
     integrity: Integrity
     ranks: tuple[RankFindings, ...]
+    alignment: Alignment | None = None
+    collectives: Collectives | None = None

@@ -184,5 +184,3 @@ def _shifted(trace: Trace, shift: int) -> Trace:
         columns["start"], columns["end"] = columns["start"] + shift, columns["end"] + shift
         fields[name] = type(table)(**columns)
     return Trace(**fields)
-
-

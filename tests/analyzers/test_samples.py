@@ -136,7 +136,9 @@ def test_busy_is_alike_with_and_without_the_stall() -> None:
 
 
 def test_the_stall_is_found_with_its_span_and_copy() -> None:
-    extra = {sync.site for sync in main("nextn-host-stall").syncs} - {sync.site for sync in main("nextn").syncs}
+    extra = {sync.site for sync in main("nextn-host-stall").syncs} - {
+        sync.site for sync in main("nextn").syncs
+    }
     found = [sync for sync in main("nextn-host-stall").syncs if sync.site in extra]
     assert [sync.api for sync in found] == ["cudaStreamSynchronize"]
     stall = found[0]

@@ -46,7 +46,8 @@ def test_steps_by_spans(name: str, source: str, kind: str) -> None:
 def test_steps_by_the_cycle_of_leg_spans() -> None:
     """A cycle begins with its draft, even where the trace begins in the middle of one."""
     cycle = [
-        synth.Span(name, (synth.Python(500), GRAPH)) for name in ("draft", "step[VERIFY bs=1]", "draft_extend")
+        synth.Span(name, (synth.Python(500), GRAPH))
+        for name in ("draft", "step[VERIFY bs=1]", "draft_extend")
     ]
     trace = synth.to_trace(synth.Scenario((synth.Program(tuple(cycle[1:] + cycle * 3)),)))
     steps = find_steps(trace, join_launches(trace))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from latencylab.model.trace import Trace
 from latencylab.traces.kineto import read_kineto
 
@@ -35,17 +36,8 @@ class Kineto:
 
     @staticmethod
     def op(name: str, ts: float, dur: float) -> Fields:
-        args = {"External id": 1}
-        return {
-            "ph": "X",
-            "cat": "cpu_op",
-            "name": name,
-            "pid": 100,
-            "tid": 7,
-            "ts": ts,
-            "dur": dur,
-            "args": args,
-        }
+        row = {"ph": "X", "cat": "cpu_op", "name": name, "pid": 100, "tid": 7}
+        return {**row, "ts": ts, "dur": dur, "args": {"External id": 1}}
 
     @staticmethod
     def call(name: str, ts: float, dur: float, correlation: int) -> Fields:
@@ -59,7 +51,7 @@ class Kineto:
         return event | {"cat": "kernel", "pid": args["device"], "tid": args["stream"], "args": args}
 
     def base(self, ts: float = START_US, dur: float = 2.25) -> list[Fields]:
-        """20 kernels of 2.25 us, one every 10 us, each launched 4.2 us before it starts by a call of 3.1 us."""
+        """20 kernels, one every 10 us, each launched 4.2 us before it starts by a call of 3.1 us."""
         events = []
         for i in range(20):
             at = ts + i * 10

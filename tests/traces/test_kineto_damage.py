@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from latencylab.model.integrity import InputError
 from latencylab.model.trace import Table, Trace
 from latencylab.traces import inflate
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 Rows = list[tuple[Any, ...]]
-EXAMPLES = settings(max_examples=800, deadline=None)
+EXAMPLES = settings(max_examples=4000, deadline=None)
 STRUCTURE = '{}[]",:\\'
 NUMBERS = ("ts", "dur")
 ODD: tuple[Any, ...] = (
@@ -120,8 +121,7 @@ def check(kineto: Kineto, text: str | bytes, rows: Rows, told: bool = True) -> N
             patch.setattr(inflate, "BLOCK", block)
             try:
                 traces = kineto.read(text)
-            except InputError as error:
-                assert "\n" not in str(error)
+            except InputError:
                 continue
         if told and not kineto.issues(*traces):
             assert difference(rows_of(traces), rows) == []

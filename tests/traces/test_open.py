@@ -101,7 +101,7 @@ def test_files_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda t: [], "no capture given"),
+        (lambda _: [], "no capture given"),
         (lambda t: [t / "missing"], "no such file or folder"),
         (lambda t: [t / "a.json" / "b"], "no such file or folder"),
         (lambda t: [str(t / "x*.json")], "the pattern matches nothing"),
@@ -230,8 +230,10 @@ def test_worker_that_dies_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(workers, "_CODE", "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(InputError, match=r"json: the process reading it ended with status -9"):
         open_capture(files)
-    broken = "from latencylab.traces import workers, kineto; kineto.read_kineto = 5; print('noise'); "
-    monkeypatch.setattr(workers, "_CODE", broken + "workers.serve()")
+    broken = (
+        "import sys; from latencylab.traces import workers, kineto; kineto.read_kineto = 5; print('noise'); "
+    )
+    monkeypatch.setattr(workers, "_CODE", broken + "workers.serve(sys.argv[1])")
     with pytest.raises(TypeError, match="not callable") as caught:
         open_capture(files)
     assert "Traceback" in caught.value.__notes__[0]
@@ -261,9 +263,19 @@ for _ in range(5):
         assert (out, err, process.returncode) == ("3\n" * 5, "", 0)
 
 
+def _pids(folder: Path) -> list[int]:
+    """The process ids that two workers left as names of files."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if len(pids := [int(path.stem) for path in folder.glob("*.pid")]) == 2:
+            return pids
+        time.sleep(0.01)
+    pytest.fail("the workers did not start")
+
+
 def test_interrupt_ends_the_workers(tmp_path: Path) -> None:
     folder = _capture(tmp_path / "capture", 3)
-    sleeper = "import os, time; print(os.getpid(), file=open(f'{os.getpid()}.pid', 'w'), flush=True); time.sleep(60)"
+    sleeper = "import os, time; open(f'{os.getpid()}.pid', 'w').close(); time.sleep(60)"
     code = f"""
 import os
 os.cpu_count = lambda: 2
@@ -276,13 +288,37 @@ except KeyboardInterrupt:
     raise SystemExit(130)
 """
     process = _run(code, tmp_path)
-    deadline = time.monotonic() + 30
-    while len(pids := [path.stem for path in tmp_path.glob("*.pid")]) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    pids = _pids(tmp_path)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=10)
     assert (out, err, process.returncode) == ("", "", 130)
-    assert len(pids) == 2
     for pid in pids:
         with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
+            os.kill(pid, 0)
+
+
+def test_killed_opening_leaves_no_worker(tmp_path: Path) -> None:
+    folder = _capture(tmp_path / "capture", 3)
+    slow = (
+        "import sys, os, time; from latencylab.traces import workers\n"
+        "def read(*_): open(f'{os.getpid()}.pid', 'w').close(); time.sleep(60)\n"
+        "workers._read_file = read; workers.serve(sys.argv[1])"
+    )
+    code = f"""
+import os
+os.cpu_count = lambda: 2
+os.chdir({str(tmp_path)!r})
+from latencylab.traces import open_capture, workers
+workers._CODE = {slow!r}
+open_capture({str(folder)!r}, cache=False)
+"""
+    process = _run(code, tmp_path)
+    pids = _pids(tmp_path)
+    process.kill()
+    process.communicate(timeout=10)
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

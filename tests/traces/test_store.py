@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def source(tmp_path: Path) -> Path:
 
 def _table(kind: type[Table], rows: int, seed: int) -> Table:
     rng = np.random.default_rng(seed)
-    types = {"name": np.int32, "thread": np.int32, "kind": np.uint8}
+    types: dict[str, Any] = {"name": np.int32, "thread": np.int32, "kind": np.uint8}
     columns = {}
     for field in fields(kind):
         dtype = types.get(field.name, np.int64)

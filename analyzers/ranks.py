@@ -1,0 +1,211 @@
+"""All ranks together: their clocks, the waits in collectives, and whose fault those were."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from latencylab.analyzers.clocks import Clock, fit_clocks
+from latencylab.analyzers.collectives import RankCollectives, find_collectives
+from latencylab.analyzers.pairing import Pairing, pair_collectives
+from latencylab.analyzers.skew import Causes, Skew, find_causes, lone_waits, measure_skew
+from latencylab.analyzers.view import KindView, RankView
+from latencylab.model.findings import (
+    Alignment,
+    CollectiveKind,
+    Collectives,
+    CollectiveTotals,
+    Late,
+    RankClock,
+)
+from latencylab.model.integrity import Issue
+from latencylab.model.trace import I64, Bool
+
+ALONE = "a rank alone: its collectives' peers are not in the capture, so their waits cannot be told from work"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankSet:
+    """The ranks of one job on one timeline; `wait_alone[r]` is, per step of rank r, the ns of busy that were
+    waiting in a collective while nothing else ran.
+    """
+
+    views: tuple[RankView, ...]
+    ranks: tuple[RankCollectives, ...]
+    pairing: Pairing
+    clocks: tuple[Clock, ...]
+    skew: Skew
+    causes: Causes
+    wait_alone: tuple[I64, ...]
+
+
+def join_ranks(views: tuple[RankView, ...]) -> RankSet | None:
+    """Pair the collectives of these ranks and align their clocks; None where nothing can be paired."""
+    if len(views) < 2:
+        return None
+    ranks = tuple(find_collectives(view) for view in views)
+    pairing = pair_collectives(ranks)
+    if not len(pairing):
+        return None
+    clocks = fit_clocks(ranks, pairing)
+    skew = measure_skew(ranks, pairing, clocks)
+    wait_alone = []
+    for r, (view, rank) in enumerate(zip(views, ranks, strict=True)):
+        wait = np.where(pairing.blocking & ~skew.trimmed, skew.wait[:, r], 0)
+        ns, step = lone_waits(view, rank, pairing.row[:, r], wait)
+        inside = step >= 0
+        wait_alone.append(np.bincount(step[inside], ns[inside], len(view.steps)).astype(np.int64))
+    causes = find_causes(views, ranks, pairing, skew)
+    return RankSet(views, ranks, pairing, clocks, skew, causes, tuple(wait_alone))
+
+
+def summarise_alignment(joined: RankSet) -> Alignment:
+    """The clocks in µs and ppm."""
+    numbers = [view.trace.rank for view in joined.views]
+    return Alignment(
+        reference=numbers[0],
+        ranks=tuple(
+            RankClock(
+                rank=number,
+                offset_us=clock.offset / 1000,
+                drift_ppm=clock.drift * 1e6,
+                bound_us=(clock.low / 1000, clock.high / 1000),
+                residual_us=clock.residual / 1000,
+                points=clock.points,
+                shifted=clock.shifted,
+                note=_note(clock, number == numbers[0]),
+            )
+            for number, clock in zip(numbers, joined.clocks, strict=True)
+        ),
+    )
+
+
+def _note(clock: Clock, is_reference: bool) -> str:
+    if is_reference:
+        return "reference"
+    if not clock.points:
+        return "nothing paired with the reference: not aligned"
+    if clock.broken:
+        return "breaks causality: it leaves collectives before another rank arrives, on any offset"
+    return "" if clock.shifted else "no offset beyond the residual: not shifted"
+
+
+def summarise_collectives(joined: RankSet, kinds: tuple[KindView, ...]) -> Collectives:
+    """The waits and transfers per step of the main kind of step, and who was late in each kind, and why.
+
+    `kinds` is each rank's main kind of step.
+    """
+    skew, pairing = joined.skew, joined.pairing
+    used = np.stack(
+        [
+            skew.there[:, r] & kind.counts(_steps(joined, r)) & ~skew.trimmed & pairing.blocking
+            for r, kind in enumerate(kinds)
+        ],
+        axis=1,
+    )
+    units = np.array([kind.units for kind in kinds], np.float64)
+    per_rank = np.maximum(used.any(axis=0).sum(), 1)
+
+    def per_step_us(ns: I64, rows: Bool) -> float:
+        return float(((ns * used)[rows].sum(axis=0) / units).sum()) / float(per_rank) / 1000
+
+    everything = np.ones(len(pairing), bool)
+    return Collectives(
+        paired=len(pairing),
+        unpaired=sum(pairing.unpaired),
+        unpaired_by_rank={
+            view.trace.rank: count for view, count in zip(joined.views, pairing.unpaired, strict=True)
+        },
+        resolved=int(skew.resolved.sum()),
+        unresolved=int((~skew.resolved).sum()),
+        step_us=CollectiveTotals(per_step_us(skew.wait, everything), per_step_us(skew.transfer, everything)),
+        late=_late(joined, kinds, used),
+        kinds=tuple(
+            CollectiveKind(
+                name=pairing.tokens[token],
+                count=float((used[rows].sum(axis=0) / units).sum()) / float(per_rank),
+                wait_us=per_step_us(skew.wait, rows),
+                transfer_us=per_step_us(skew.transfer, rows),
+                skew_us=float(np.median(skew.spread[rows])) / 1000,
+                resolved=int(skew.resolved[rows].sum()),
+            )
+            for token in np.unique(pairing.token).tolist()
+            for rows in [pairing.token == token]
+        ),
+        notes=tuple(_notes(joined)),
+    )
+
+
+def _steps(joined: RankSet, r: int) -> I64:
+    """Per paired collective the step of rank r that launched it, or -1."""
+    row = joined.pairing.row[:, r]
+    return np.where(row >= 0, joined.ranks[r].step[np.maximum(row, 0)], -1)
+
+
+def _late(joined: RankSet, kinds: tuple[KindView, ...], used: Bool) -> tuple[Late, ...]:
+    """Each rank that was last in a resolved collective, by the wait that it caused, most first."""
+    skew, causes = joined.skew, joined.causes
+    judged = np.flatnonzero(skew.resolved & used.any(axis=1))
+    others = np.maximum(skew.there.sum(axis=1) - 1, 1)
+    caused = skew.wait.sum(axis=1) / others
+    by_cause: dict[int, Counter[str]] = defaultdict(Counter)
+    counts = np.isin(causes.instance, judged)
+    for instance, cause, ns in zip(
+        causes.instance[counts].tolist(),
+        causes.cause[counts].tolist(),
+        causes.ns[counts].tolist(),
+        strict=True,
+    ):
+        by_cause[int(skew.last[instance])][causes.names[cause]] += ns
+    total = float(caused[judged].sum())
+    late = []
+    for r, (view, kind) in enumerate(zip(joined.views, kinds, strict=True)):
+        rows = judged[skew.last[judged] == r]
+        if len(rows):
+            wait = float(caused[rows].sum())
+            found = sorted(by_cause[r].items(), key=lambda item: -abs(item[1]))
+            late.append(
+                Late(
+                    rank=view.trace.rank,
+                    kind=kind.kind or "window",
+                    wait_us=kind.mean_us(wait),
+                    share=wait / total if total else 0.0,
+                    count=len(rows),
+                    causes={name: kind.mean_us(ns) for name, ns in found},
+                )
+            )
+    return tuple(sorted(late, key=lambda its: -its.wait_us))
+
+
+def _notes(joined: RankSet) -> list[str]:
+    notes = []
+    if joined.skew.trimmed.any():
+        longest = float(joined.skew.spread[joined.skew.trimmed].max()) / 1e6
+        notes.append(
+            f"the first {int(joined.skew.trimmed.sum())} collectives are set aside: ranks waited up to"
+            f" {longest:,.1f} ms in them for a peer whose profiler started later"
+        )
+    for view, row, count in zip(joined.views, joined.pairing.diverges, joined.pairing.unpaired, strict=True):
+        if row >= 0:
+            notes.append(
+                f"rank {view.trace.rank} diverges for good from its collective {row} on; {count} are unpaired"
+            )
+        elif count:
+            notes.append(f"rank {view.trace.rank}: {count} collectives that no other rank has")
+    return notes
+
+
+def rank_issues(views: tuple[RankView, ...], joined: RankSet | None) -> list[Issue]:
+    """What the set of ranks lacks."""
+    issues = []
+    world = max((view.trace.world_size or 1 for view in views), default=1)
+    if len(views) == 1 and len(find_collectives(views[0])):
+        of = f" of {world}" if world > 1 else ""
+        issues.append(Issue("rank_alone", "info", 1, f"rank {views[0].trace.rank}{of} is {ALONE}"))
+    if len(views) > 1 and joined is None:
+        issues.append(
+            Issue("ranks_not_paired", "warning", len(views), "no collective of the ranks could be paired")
+        )
+    return issues

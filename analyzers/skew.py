@@ -1,0 +1,217 @@
+"""Who was last at each collective, how long the others waited for it, and why it was late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latencylab.analyzers.clocks import RESOLVED, Clock
+from latencylab.analyzers.collectives import RankCollectives
+from latencylab.analyzers.idle import HOST
+from latencylab.analyzers.intervals import Intervals, cut
+from latencylab.analyzers.pairing import Pairing
+from latencylab.analyzers.shares import doing_name
+from latencylab.analyzers.slow import GPU_WAITS
+from latencylab.analyzers.view import RankView
+from latencylab.model.trace import I64, Bool
+
+INHERITED = "inherited from another collective"
+SWALLOWED_NS = 1_000_000  # a first collective waits at least so long, and so many times the median wait,
+SWALLOWED_TIMES = 20  # where it swallowed the later start of a peer's profiler
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Skew:
+    """Per paired collective and rank, on aligned clocks, in ns (0 where a rank is not in it): `arrival`,
+    `end`, `wait` for the last arrival, `transfer` from then to the end. Per collective the `last` rank to
+    arrive, the `spread` of arrivals, whether it is `resolved` (spread over three residuals), and `trimmed`,
+    whether it is set aside because a rank's profiler started in it.
+    """
+
+    there: Bool
+    arrival: I64
+    end: I64
+    wait: I64
+    transfer: I64
+    last: I64
+    spread: I64
+    resolved: Bool
+    trimmed: Bool
+
+
+def measure_skew(ranks: tuple[RankCollectives, ...], pairing: Pairing, clocks: tuple[Clock, ...]) -> Skew:
+    """Arrivals, waits and transfers of every paired collective."""
+    there = pairing.row >= 0
+    arrival, end = (pairing.column(ranks, name) for name in ("arrival", "end"))
+    for r, clock in enumerate(clocks):
+        arrival[:, r], end[:, r] = clock.align(arrival[:, r]), clock.align(end[:, r])
+    lowest = np.iinfo(np.int64).min
+    last_at = np.where(there, arrival, lowest).max(axis=1, initial=lowest)
+    first_at = np.where(there, arrival, np.iinfo(np.int64).max).min(axis=1, initial=np.iinfo(np.int64).max)
+    wait = np.where(there, last_at[:, None] - arrival, 0)
+    wait = np.minimum(wait, np.maximum(end - arrival, 0)) if len(wait) else wait
+    spread = last_at - first_at
+    residual = np.array([clock.residual for clock in clocks])
+    precision = np.where(there, residual[None, :], 0.0).max(axis=1, initial=0.0)
+    return Skew(
+        there=there,
+        arrival=arrival,
+        end=end,
+        wait=wait,
+        transfer=np.where(there, np.maximum(end - np.maximum(last_at[:, None], arrival), 0), 0),
+        last=np.where(there, arrival, lowest).argmax(axis=1) if len(there) else np.zeros(0, np.int64),
+        spread=spread,
+        resolved=(spread > RESOLVED * precision) & pairing.blocking,
+        trimmed=_swallowed(pairing, spread),
+    )
+
+
+def _swallowed(pairing: Pairing, spread: I64) -> Bool:
+    """The collectives up to the last one in which a rank's record begins while its peers wait out of all measure."""
+    trimmed = np.zeros(len(pairing), bool)
+    begins = np.flatnonzero((pairing.row == 0).any(axis=1))
+    usual = float(np.median(spread[pairing.blocking])) if pairing.blocking.any() else 0.0
+    for row in begins.tolist():
+        if spread[row] > max(SWALLOWED_NS, SWALLOWED_TIMES * usual):
+            trimmed[: row + 1] = True
+    return trimmed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Causes:
+    """Why the last rank was late, each cause as its excess over the mean of the other ranks since the collective
+    before: per entry the paired collective (`instance`), the cause (a row of `names`) and its ns. The causes
+    of one collective add up to the mean wait of the others.
+    """
+
+    instance: I64
+    cause: I64
+    ns: npt.NDArray[np.float64]
+    names: tuple[str, ...]
+
+    def main_cause(self, count: int) -> list[str]:
+        """The largest cause of each of `count` collectives, "" where none is known."""
+        main = [""] * count
+        for row in np.argsort(self.ns, kind="stable").tolist():
+            if self.ns[row] > 0:
+                main[int(self.instance[row])] = self.names[int(self.cause[row])]
+        return main
+
+
+def find_causes(
+    views: tuple[RankView, ...],
+    ranks: tuple[RankCollectives, ...],
+    pairing: Pairing,
+    skew: Skew,
+) -> Causes:
+    """The causes of each resolved collective's lateness, of all but those that begin a rank's record."""
+    names: dict[str, int] = {INHERITED: 0}
+    before = _before(skew.there)
+    judged = skew.resolved & ~skew.trimmed & (before >= 0)
+    others = skew.there.sum(axis=1) - 1
+    instance, cause, amount = [], [], []
+    for r, (view, rank) in enumerate(zip(views, ranks, strict=True)):
+        mine = np.flatnonzero(judged & skew.there[:, r])
+        weight = np.where(skew.last == r, 1.0, -1.0 / np.maximum(others, 1))
+        since = rank.end[pairing.row[before[mine], r]]
+        until = rank.arrival[pairing.row[mine, r]]
+        # Where a rank arrived before the collective before was over there is no time to explain but its lead.
+        lead = skew.end[before[mine], r] - skew.end[before[mine]].max(axis=1, initial=0)
+        lead = lead + np.minimum(until - since, 0)
+        instance.append(mine)
+        cause.append(np.zeros(len(mine), np.int64))
+        amount.append(lead * weight[mine])
+        start, end, label = _tiles(view, rank, pairing.row[:, r], skew.wait[:, r], names)
+        row, which, ns = _tiles_within(start, end, label, since, np.maximum(until, since))
+        instance.append(mine[row])
+        cause.append(which)
+        amount.append(ns * weight[mine[row]])
+    return Causes(
+        *_added_up(np.concatenate(instance), np.concatenate(cause), np.concatenate(amount)), tuple(names)
+    )
+
+
+def _before(there: Bool) -> I64:
+    """For each paired collective the last one before it that all its ranks took part in, or -1."""
+    before = np.arange(len(there), dtype=np.int64) - 1
+    for i in np.flatnonzero((there[1:] & ~there[:-1]).any(axis=1)) + 1:
+        at = i - 1
+        while at >= 0 and (there[i] & ~there[at]).any():
+            at -= 1
+        before[i] = at
+    return before
+
+
+def _tiles(
+    view: RankView, rank: RankCollectives, row: I64, wait: I64, names: dict[str, int]
+) -> tuple[I64, I64, I64]:
+    """All of a rank's window as disjoint tiles: start, end and the name of what it was spent on."""
+
+    def name(text: str) -> int:
+        return names.setdefault(text, len(names))
+
+    trace, pieces, work = view.trace, view.pieces, view.work
+    idle = np.zeros(len(pieces), np.int64)
+    for cause, text in GPU_WAITS.items():
+        idle[pieces.cause == cause] = name(text)
+    host = np.flatnonzero(pieces.cause == HOST)
+    key = np.where(pieces.site[host] >= 0, -1 - pieces.site[host], pieces.doing[host])
+    for code in np.unique(key).tolist():
+        text = str(view.waits.sites[-1 - code]) if code < 0 else doing_name(code, pieces.spans)
+        idle[host[key == code]] = name(f"host idle: {text}")
+    last_at = np.full(len(trace.gpu), np.iinfo(np.int64).min)
+    paired = row >= 0
+    last_at[rank.op[row[paired]]] = rank.arrival[row[paired]] + wait[paired]
+    start, end, piece = cut(work.start, work.end, np.unique(last_at[rank.op]))
+    op = work.op[piece]
+    busy = np.zeros(len(op), np.int64)
+    for kernel in np.unique(trace.gpu.name[op]).tolist():
+        busy[trace.gpu.name[op] == kernel] = name(f"GPU work: {trace.names[kernel]}")
+    busy[start < last_at[op]] = names[INHERITED]
+    starts = np.concatenate([pieces.start, start])
+    order = np.argsort(starts, kind="stable")
+    return starts[order], np.concatenate([pieces.end, end])[order], np.concatenate([idle, busy])[order]
+
+
+def _tiles_within(
+    start: I64, end: I64, label: I64, since: I64, until: I64
+) -> tuple[I64, I64, npt.NDArray[np.float64]]:
+    """The tiles' parts within each window [since, until), as (window, label, ns); windows may overlap."""
+    first = np.searchsorted(end, since, side="right")
+    stop = np.searchsorted(start, until, side="left")
+    count = np.maximum(stop - first, 0)
+    window = np.repeat(np.arange(len(since)), count)
+    tile = np.arange(len(window)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    ns = np.minimum(end[tile], until[window]) - np.maximum(start[tile], since[window])
+    return window, label[tile], ns.astype(np.float64)
+
+
+def _added_up(
+    instance: I64, cause: I64, ns: npt.NDArray[np.float64]
+) -> tuple[I64, I64, npt.NDArray[np.float64]]:
+    key = instance * (int(cause.max(initial=0)) + 1) + cause
+    keys, row = np.unique(key, return_inverse=True)
+    base = int(cause.max(initial=0)) + 1
+    return keys // base, keys % base, np.bincount(row, ns, len(keys))
+
+
+def lone_waits(view: RankView, rank: RankCollectives, row: I64, wait: I64) -> tuple[I64, I64]:
+    """Per paired collective of a rank, the ns that it waited while no other stream ran anything; and its step.
+
+    An op that overlaps on the collective's own stream waits along under programmatic dependent launch, and
+    does not count as running.
+    """
+    gpu = view.trace.gpu
+    paired = np.flatnonzero(row >= 0)
+    rows = row[paired]
+    start = rank.arrival[rows]
+    alone = wait[paired].copy()
+    stream = gpu.stream[rank.op[rows]]
+    for one in np.unique(stream).tolist():
+        here = stream == one
+        elsewhere = gpu.stream != one
+        others = Intervals.union(gpu.start[elsewhere], gpu.end[elsewhere])
+        alone[here] -= others.within(start[here], start[here] + wait[paired][here])
+    return alone, view.steps.of_gpu(start)
