@@ -72,7 +72,7 @@ def analyze(
         )
     )
     collectives = summarise_collectives(joined, tuple(kinds[0] for kinds in chosen)) if joined else None
-    verdict = judge(findings, integrity)
+    verdict = judge(findings, integrity, collectives)
     return Analysis(
         capture_path=capture.path,
         manifest=capture.manifest,

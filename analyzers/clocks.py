@@ -50,7 +50,8 @@ class Clock:
         """Local times on the reference's clock."""
         if not self.shifted:
             return time
-        return time - np.rint(self.offset + self.drift * (time - self.t0)).astype(np.int64)
+        aligned: I64 = time - np.rint(self.offset + self.drift * (time - self.t0)).astype(np.int64)
+        return aligned
 
 
 def fit_clocks(ranks: tuple[RankCollectives, ...], pairing: Pairing) -> tuple[Clock, ...]:
@@ -61,7 +62,7 @@ def fit_clocks(ranks: tuple[RankCollectives, ...], pairing: Pairing) -> tuple[Cl
     t0 = int(end[reference[0], 0]) if len(reference) else 0
     lines: list[tuple[float, float]] = [(0.0, 0.0)]
     for r in range(1, len(ranks)):
-        rows = _usable(there, pairing, r)
+        rows = np.flatnonzero(_usable(there, pairing, r))
         lines.append(robust_line(end[rows, r].astype(np.float64) - t0, _difference(end, rows, r)))
     residual = [0.0] * len(ranks)
     points = [int(_usable(there, pairing, r).sum()) for r in range(len(ranks))]
@@ -95,11 +96,12 @@ def fit_clocks(ranks: tuple[RankCollectives, ...], pairing: Pairing) -> tuple[Cl
 
 
 def _usable(there: Bool, pairing: Pairing, r: int) -> Bool:
-    return there[:, 0] & there[:, r] & pairing.blocking
+    usable: Bool = there[:, 0] & there[:, r] & pairing.blocking
+    return usable
 
 
-def _difference(end: I64, rows: npt.NDArray[np.generic], r: int) -> F64:
-    return (end[rows, r] - end[rows, 0]).astype(np.float64)
+def _difference(end: I64, rows: I64, r: int) -> F64:
+    return np.asarray(end[rows, r] - end[rows, 0], np.float64)
 
 
 def _shifted(times: I64, lines: list[tuple[float, float]], t0: int) -> F64:
@@ -111,7 +113,8 @@ def _shifted(times: I64, lines: list[tuple[float, float]], t0: int) -> F64:
 def _waits(arrival: F64, there: Bool) -> F64:
     """Per instance and rank, how long before the last arrival the rank was there; NaN where it is missing."""
     known = np.where(there, arrival, np.nan)
-    return np.nanmax(known, axis=1, keepdims=True) - known
+    waits: F64 = np.nanmax(known, axis=1, keepdims=True) - known
+    return waits
 
 
 def _fit(
@@ -134,7 +137,7 @@ def _fit(
     if unbiased.sum() >= max(10, len(rows) // 20):
         x, y, token = x[unbiased], y[unbiased], token[unbiased]
     else:
-        # The last rank's end is early: y = offset - bias where r is last, offset + bias where the reference is.
+        # The last rank ends early: y = offset - bias where r is last, offset + bias where the reference is.
         side = np.where(waits[rows, r] <= WAITED_NS, -1.0, 0.0) + np.where(
             waits[rows, 0] <= WAITED_NS, 1.0, 0.0
         )

@@ -98,7 +98,8 @@ def _aligned(time: I64, clock: tuple[float, float, int] | None) -> I64:
     if clock is None:
         return time
     offset, drift, t0 = clock
-    return time - np.rint(offset + drift * (time - t0)).astype(np.int64)
+    aligned: I64 = time - np.rint(offset + drift * (time - t0)).astype(np.int64)
+    return aligned
 
 
 def _order(row: I64, aligned_end: list[I64]) -> I64:
@@ -150,7 +151,7 @@ def _shifts(ours: _Steps, theirs: _Steps) -> range:
 
 
 def _try_shift(ours: _Steps, theirs: _Steps, shift: int) -> tuple[float, float, I64, I64] | None:
-    """The jitter and the offset of the ends under a shift, and the steps of both that pair; None for too few."""
+    """Jitter and offset of the ends under a shift, and the steps of both that pair; None for too few."""
     count = min(len(ours.last_end), len(theirs.last_end))
     low, high = max(0, -shift), min(len(ours.last_end), len(theirs.last_end) - shift)
     mine = low + np.flatnonzero(ours.signature[low:high] == theirs.signature[low + shift : high + shift])
@@ -161,15 +162,15 @@ def _try_shift(ours: _Steps, theirs: _Steps, shift: int) -> tuple[float, float, 
 
 
 def _best(found: list[tuple[float, float, Any, Any]]) -> tuple[float, float, Any, Any]:
-    """The (jitter, offset, …) with the least jitter; of those like it within a factor of two, the least offset."""
+    """The one of least jitter; of those as good within a factor of two, the one of least offset."""
     least = min(jitter for jitter, *_ in found)
     return min((its for its in found if its[0] <= 2 * least + 100), key=lambda its: its[1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Steps:
-    """The steps of a rank that have blocking collectives, in order: a hash of all their tokens, the rows of the
-    blocking ones, and the end of the last of these.
+    """The steps of a rank that have blocking collectives, in order: a hash of all their tokens, the rows of
+    the blocking ones, and the end of the last of these.
     """
 
     signature: I64

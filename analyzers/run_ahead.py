@@ -48,7 +48,8 @@ def summarise_legs(view: KindView) -> tuple[Leg, ...]:
 
 def run_ahead(legs: LegTable) -> I64:
     """Per leg the ns by which the host was ahead: first op's start minus launch call's end, at least 0."""
-    return np.maximum(legs.start - legs.launch_end, 0)
+    ahead: I64 = np.maximum(legs.start - legs.launch_end, 0)
+    return ahead
 
 
 def least_run_ahead(legs: LegTable, steps: StepTable) -> I64:

@@ -69,7 +69,7 @@ def kernel_classes(view: KindView) -> tuple[KernelClass, ...]:
 def top_kernels(view: KindView) -> tuple[Kernel, ...]:
     """Exclusive µs per step of each kernel or copy by name, most first."""
     rank = view.rank
-    names = rank.trace.gpu.name
+    names = rank.trace.gpu.name.astype(np.int64)
     times = _sums(names[rank.work.op[view.work]], rank.work.length[view.work])
     ops = _ops(view)
     kinds, first, counts = np.unique(names[ops], return_index=True, return_counts=True)

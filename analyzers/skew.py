@@ -69,7 +69,7 @@ def measure_skew(ranks: tuple[RankCollectives, ...], pairing: Pairing, clocks: t
 
 
 def _swallowed(pairing: Pairing, spread: I64) -> Bool:
-    """The collectives up to the last one in which a rank's record begins while its peers wait out of all measure."""
+    """The collectives up to the last in which a rank's record begins while its peers wait out of measure."""
     trimmed = np.zeros(len(pairing), bool)
     begins = np.flatnonzero((pairing.row == 0).any(axis=1))
     usual = float(np.median(spread[pairing.blocking])) if pairing.blocking.any() else 0.0
@@ -81,9 +81,9 @@ def _swallowed(pairing: Pairing, spread: I64) -> Bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Causes:
-    """Why the last rank was late, each cause as its excess over the mean of the other ranks since the collective
-    before: per entry the paired collective (`instance`), the cause (a row of `names`) and its ns. The causes
-    of one collective add up to the mean wait of the others.
+    """Why the last rank was late, each cause as its excess over the mean of the other ranks since the
+    collective before: per entry the paired collective (`instance`), the cause (a row of `names`) and its ns.
+    The causes of one collective add up to the mean wait of the others.
     """
 
     instance: I64
@@ -191,14 +191,14 @@ def _tiles_within(
 def _added_up(
     instance: I64, cause: I64, ns: npt.NDArray[np.float64]
 ) -> tuple[I64, I64, npt.NDArray[np.float64]]:
-    key = instance * (int(cause.max(initial=0)) + 1) + cause
+    base = np.int64(cause.max(initial=0) + 1)
+    key = instance * base + cause
     keys, row = np.unique(key, return_inverse=True)
-    base = int(cause.max(initial=0)) + 1
-    return keys // base, keys % base, np.bincount(row, ns, len(keys))
+    return keys // base, keys % base, np.bincount(row, ns, len(keys)).astype(np.float64)
 
 
 def lone_waits(view: RankView, rank: RankCollectives, row: I64, wait: I64) -> tuple[I64, I64]:
-    """Per paired collective of a rank, the ns that it waited while no other stream ran anything; and its step.
+    """Per paired collective of a rank the ns that it waited while no other stream ran, and its step.
 
     An op that overlaps on the collective's own stream waits along under programmatic dependent launch, and
     does not count as running.

@@ -23,8 +23,8 @@ def explain_steps(view: KindView) -> dict[int, tuple[Difference, ...]]:
     """For each step of the kind, its differences from the median step, largest first.
 
     A step is split into parts that add up to its wall time: busy by kernel class, host idle by blame, GPU
-    idle by cause. The median step is the one (of the steady ones) whose wall time is the (lower) median, so that the
-    differences of a step add up to how much longer than that one it took.
+    idle by cause. The median step is the one (of the steady ones) whose wall time is the (lower) median, so
+    that the differences of a step add up to how much longer than that one it took.
     """
     if not view.by_step:
         return {}

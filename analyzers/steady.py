@@ -23,7 +23,7 @@ def left_out(trace: Trace, steps: StepTable) -> tuple[str | None, ...]:
     gc = trace.matching(GC_SPAN)[trace.spans.name] & (trace.spans.thread == steps.thread)
     collections = Intervals.union(trace.spans.start[gc], trace.spans.end[gc])
     for name, cover in ((GC, collections), (PROFILER, owned_overhead(trace, steps.thread))):
-        for row in np.flatnonzero(cover.within(steps.host_start, steps.host_end) > 0):
+        for row in np.flatnonzero(cover.within(steps.host_start, steps.host_end) > 0).tolist():
             causes[row] = name
     if causes:
         causes[0], causes[-1] = FIRST, LAST

@@ -83,7 +83,7 @@ def _median_us(ns: I64) -> float | None:
 
 
 def _is_shown(view: KindView, waits: Waits, calls: I64) -> bool:
-    """Whether there is evidence for what the calls wait for: recorded, blocked once, or an op of the legs' streams."""
+    """Whether what the calls wait for is shown: recorded, blocked once, or an op of the legs' streams."""
     if any(waits.evidence[i] in ("recorded", "blocked") for i in calls):
         return True
     known = waits.op[calls][waits.op[calls] >= 0]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latencylab.model.findings import Confidence, Fix, KindFindings, RankFindings, Sync, Verdict
+from latencylab.model.findings import Collectives, Confidence, Fix, KindFindings, RankFindings, Sync, Verdict
 from latencylab.model.integrity import Integrity
 
 SMALL = 0.03  # a share of the step below which a part is not worth the headline
 FEW_STEPS = 5
+MOSTLY = 0.5  # of the wait, caused by one rank, to name it
 DOING = {
     "sync": "the blocking calls themselves",
     "api": "launch and other API calls",
@@ -29,14 +30,29 @@ GPU_FIX = {
 }
 
 
-def judge(ranks: Sequence[RankFindings], integrity: Integrity) -> Verdict:
-    """The verdict on the rank whose steps spend most of their time idle for the host."""
+def judge(
+    ranks: Sequence[RankFindings], integrity: Integrity, collectives: Collectives | None = None
+) -> Verdict:
+    """The verdict on the rank whose steps spend most of their time idle for the host, and on who is late."""
     rank = max(ranks, key=lambda r: _host_share(r.main))
     main = rank.main
     reasons = tuple(_doubts(main, integrity))
     where = f"Rank {rank.rank}: " if len(ranks) > 1 else ""
-    text = where + _sentence(rank)
-    return Verdict(text, _confidence(main, rank, integrity), reasons)
+    late = _late(collectives, _parts(main, rank)[0]) if collectives else ""
+    return Verdict(where + _sentence(rank) + late, _confidence(main, rank, integrity), reasons)
+
+
+def _late(collectives: Collectives, wall: float) -> str:
+    """Who keeps the others waiting in collectives and why, where that is worth a sentence."""
+    if not collectives.late or collectives.step_us.wait < SMALL * wall:
+        return ""
+    late = collectives.late[0]
+    waits = f" Ranks wait {_share(collectives.step_us.wait, wall)} of it in collectives"
+    if late.share < MOSTLY:
+        return f"{waits}, for no rank in particular."
+    causes = [name for name, us in late.causes.items() if us > 0]
+    because = f", which is late for: {causes[0]}" if causes else ""
+    return f"{waits}, {late.share:.0%} of that for rank {late.rank}{because}."
 
 
 def _parts(findings: KindFindings | None, rank: RankFindings) -> tuple[float, float, float, float, float]:
@@ -57,15 +73,16 @@ def _sentence(rank: RankFindings) -> str:
         of_step = f"of each {wall / 1000:.2f} ms {'' if main.kind == 'step' else f'{main.kind} '}step"
     worst = _worst(main)
     if worst is not None:
+        behind, need = worst.behind_us or 0.0, worst.need_us or 0.0
         return (
-            f"The host blocks {_times(worst.per_step)} in {worst.site}, with {worst.behind_us or 0:,.0f} µs of GPU"
-            f" work queued behind it where {worst.need_us or 0:,.0f} are needed, so the GPU runs dry: it waits"
+            f"The host blocks {_times(worst.per_step)} in {worst.site}, with {behind:,.0f} µs of GPU work"
+            f" queued behind it where {need:,.0f} are needed, so it cannot run ahead: the GPU waits"
             f" {_share(host, wall)} {of_step} for the host."
         )
     if unknown > SMALL * wall and unknown >= max(host, gpu):
         return (
-            f"The GPU idles {_share(unknown, wall)} {of_step} with no launch on record, so the trace cannot say"
-            " whose fault that is: record CUDA activity and runtime calls together."
+            f"The GPU idles {_share(unknown, wall)} {of_step} with no launch on record, so the trace cannot"
+            " say whose fault that is: record CUDA activity and runtime calls together."
         )
     if host > SMALL * wall and host >= gpu:
         return (
@@ -73,10 +90,8 @@ def _sentence(rank: RankFindings) -> str:
             f" {_during(main)}; {_blocking(main)}."
         )
     if gpu > SMALL * wall:
-        cause = max(GPU_IDLE, key=lambda name: getattr(main.idle_gpu_us, name))
-        return (
-            f"GPU bound: busy {_share(busy, wall)} {of_step}; {_share(gpu, wall)} goes to {GPU_IDLE[cause]}."
-        )
+        cause = GPU_IDLE[max(GPU_IDLE, key=lambda name: getattr(main.idle_gpu_us, name))]
+        return f"GPU bound: busy {_share(busy, wall)} {of_step}; {_share(gpu, wall)} goes to {cause}."
     heaviest = f", {main.kernels[0].name} first" if main.kernels else ""
     return f"GPU bound: busy {_share(busy, wall)} {of_step}{heaviest}."
 

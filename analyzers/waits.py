@@ -136,7 +136,7 @@ def _recorded(trace: Trace, launches: Launches, calls: BlockingCalls, op: I64, e
         if evidence[i] == "recorded":
             continue
         before = calls.start[i]
-        candidates = np.arange(launches.before(before))
+        candidates = np.arange(int(launches.before(before)))
         record = record_of.get(int(api.correlation[row]))
         if record is not None and not WHOLE_DEVICE.search(calls.api[i]):
             recorded_by = call_of.get(int(syncs.record_correlation[record]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath, PureWindowsPath
@@ -13,14 +12,19 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from latencylab.model.findings import Analysis, KindFindings, RankFindings, Step, Sync, WindowParts
-from latencylab.reports import figures, summary
+from latencylab.reports import figures, summary, timelines
 from latencylab.reports import format as fmt
 from latencylab.reports.names import short_name
 
 # Of each kind of step; the CSV tables hold all of them.
 STEP_ROWS = 200
 
+# Bytes of the page, so that mail and chat take it.
+LIMIT = 6_000_000
+
 _MANIFEST_ROWS = 120
+# No name can be that: what a template prints is escaped.
+_TIMELINES = "<timelines>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class KindView:
     syncs: list[Sync]
     steps: list[Step]
     slowest: Step | None
+    median: Step | None
     figures: dict[str, figures.Figure]
 
 
@@ -62,7 +67,7 @@ def render_html(analysis: Analysis) -> str:
         for view in (rank.main, *rank.others)
         for name, figure in view.figures.items()
     }
-    return (
+    page = (
         _environment()
         .get_template("page.html")
         .render(
@@ -70,16 +75,21 @@ def render_html(analysis: Analysis) -> str:
             ranks=ranks,
             capture=capture_name(analysis),
             manifest=list(manifest_rows(analysis.manifest or {})),
-            figures_json=Markup(script_json(drawn)),  # noqa: S704  (escaped for a script element)
+            figures_json=Markup(fmt.script_json(drawn)),  # noqa: S704  (escaped for a script element)
+            timelines_json=Markup(_TIMELINES),  # noqa: S704  (replaced below)
             plotly_js=Markup(get_plotlyjs()),  # noqa: S704  (plotly's own file)
         )
     )
-
-
-def script_json(data: Any) -> str:
-    """JSON that no HTML parser can leave a script element in."""
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    sections = [
+        timelines.Section(view.key, view.rank, view.kind)
+        for rank in ranks
+        for view in (rank.main, *rank.others)
+        if view.median is not None
+    ]
+    if not sections:
+        return page
+    embedded = timelines.embed(sections, LIMIT - len(page.encode("utf-8")))
+    return page.replace(_TIMELINES, fmt.script_json(embedded))
 
 
 def capture_name(analysis: Analysis) -> str:
@@ -134,6 +144,7 @@ def _kind_view(key: str, rank: RankFindings, kind: KindFindings, window: WindowP
         syncs=summary.ordered_syncs(kind),
         steps=summary.own_steps(rank, kind),
         slowest=summary.slowest(rank, kind),
+        median=next((s for t in rank.timelines for s in rank.steps if s.index == t.step and s.kind == kind.kind), None),
         figures={name: figure for name, figure in made.items() if figure is not None},
     )
 
@@ -166,7 +177,7 @@ def _environment() -> Environment:
         "axis_top": figures.axis_top,
         "STEP_ROWS": STEP_ROWS,
         "KERNELS_SHOWN": summary.KERNELS_SHOWN,
-        "STEPS_DRAWN": figures.STEPS_DRAWN,
+        "STEPS_DRAWN": summary.STEPS_DRAWN,
         "MANIFEST_ROWS": _MANIFEST_ROWS,
     }
     return env

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from latencylab.model.findings import KindFindings, RankFindings, Step
-from latencylab.model.timeline import HostBoxes, Timeline
+from latencylab.model.timeline import CAUSES, HostBoxes, Timeline
 from latencylab.model.trace import I64, MISSING, Table
 from latencylab.reports import format as fmt
 from latencylab.reports import summary
@@ -25,14 +25,23 @@ from latencylab.reports.names import short_name
 # Of the reasons why a step was slower; the rest is one sum.
 _REASONS = 10
 
-# By the number that a gap's cause has: a word for its colour, and what to call it.
-_CAUSE_WORDS = (
-    ("gpu", "GPU: between the ops of one graph"),
-    ("gpu", "GPU: queued in time, started late"),
-    ("gpu", "GPU: from the launch call's return to the op's start"),
-    ("host", "host: launched late"),
-    ("unknown", "unknown: no launch on record"),
+# How a gap is coloured: a colour of the page's palette, and what it stands for.
+_TONES = (
+    ("--host", "host in Python or untraced"),
+    ("--host-2", "host in an API call"),
+    ("--host-3", "host in a framework op"),
+    ("--host-4", "host elsewhere: GC, waiting, profiler"),
+    ("--bad-bg", "host held up by a blocking call"),
+    ("--gpu", "GPU, between the ops of one graph"),
+    ("--gpu-2", "GPU, queued in time but started late"),
+    ("--unknown", "no launch on record"),
 )
+_OWED = 4
+_BY_CAUSE = {"in_graph": 5, "dispatch": 6, "launch_latency": 6, "unknown": 7}
+_BY_DOING = {"api": 1, "framework": 2}
+
+# Kernel classes with a colour of their own.
+_CLASSES = 5
 
 Data = dict[str, Any]
 
@@ -93,7 +102,7 @@ def embed(sections: Sequence[Section], room: int) -> Data:
         if _size(data) <= room:
             room -= _size(data) + 16
             views[key]["data"][line.step] = data
-    return {"strings": list(strings.rows), "short": strings.short, "causes": _CAUSE_WORDS, "views": views}
+    return {"strings": list(strings.rows), "short": strings.short, "tones": _TONES, "views": views}
 
 
 def encode(line: Timeline, step: Step, strings: Strings) -> Data:
@@ -140,11 +149,10 @@ def encode(line: Timeline, step: Step, strings: Strings) -> Data:
         ),
         "gaps": boxes(
             gaps,
-            cause=gaps.cause.tolist(),
+            tone=_tones(line),
             launch=gaps.in_launch.astype(int).tolist(),
             doing=named(gaps.doing, words),
             blame=named(gaps.blame, words),
-            owed=gaps.owed.astype(int).tolist(),
             op=gaps.op.tolist(),
             own=gaps.own.astype(int).tolist(),
         ),
@@ -157,6 +165,21 @@ def encode(line: Timeline, step: Step, strings: Strings) -> Data:
             blocked=waits.blocked.tolist(),
         ),
     }
+
+
+def _tones(line: Timeline) -> list[int]:
+    """The row of tones that each gap is coloured with."""
+    doing = {row: _doing_tone(line.names[row]) for row in np.unique(line.gaps.doing).tolist() if row >= 0}
+    return [
+        _OWED if owed else doing.get(row, _BY_CAUSE.get(CAUSES[cause], 0))
+        for owed, row, cause in zip(
+            line.gaps.owed.tolist(), line.gaps.doing.tolist(), line.gaps.cause.tolist(), strict=True
+        )
+    ]
+
+
+def _doing_tone(doing: str) -> int:
+    return 0 if doing.startswith("span ") else _BY_DOING.get(doing, 3)
 
 
 def pack(data: Data) -> str:
@@ -176,6 +199,7 @@ def _view(section: Section, strings: Strings) -> Data:
             strings.row(sync.site): [sync.verdict, f"{section.key}-site-{i}"]
             for i, sync in enumerate(summary.ordered_syncs(section.kind))
         },
+        "classes": [strings.row(k.name) for k in section.kind.kernels[:_CLASSES]],
         "data": {},
     }
 

@@ -93,8 +93,8 @@ def _what_lacks(collector: Collector, notes: Counter[str]) -> str:
     """Why there is no GPU op, in words that say what to do about it."""
     tables = {name for rank in collector.ranks.values() for name in rank.tables}
     damage = notes + sum((rank.notes for rank in collector.ranks.values()), Counter())
-    if damage["truncated"] or damage["corrupt_gzip"]:
-        return "the file is cut off or damaged before the first kernel"
+    if damage["truncated"] or damage["corrupt_gzip"] or damage["dropped_event"]:
+        return "the file is cut off or damaged, and no whole kernel is left"
     if "api" in tables:
         return "CUDA API calls but no kernel: recorded without CUDA activity on the GPU"
     if tables:

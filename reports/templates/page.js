@@ -1,4 +1,3 @@
-"use strict";
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -35,19 +34,33 @@
 
   const root = document.documentElement;
   root.classList.add("js");
+  timelinePanels.start();
   drawAll(root);
-  dark.addEventListener("change", () => drawAll(root));
+  dark.addEventListener("change", () => {
+    drawAll(root);
+    timelinePanels.forEach((panel) => panel.canvas.draw());
+  });
+  plots.filter((plot) => plot.id.endsWith("-steps") && plot.on).forEach((plot) => {
+    const panel = timelinePanels.get(plot.id.slice("plot-".length, -"-steps".length));
+    if (!panel) return;
+    plot.on("plotly_click", ({ points }) => {
+      panel.show(points[0].x);
+      panel.section.scrollIntoView();
+    });
+  });
 
   // A folded section has no width to draw in until it is opened.
   document.querySelectorAll("details").forEach((details) => {
     details.addEventListener("toggle", () => {
+      if (details.open) timelinePanels.start();
       if (details.open) plots.filter((plot) => details.contains(plot) && shown(plot)).forEach((p) => draw(p, root));
     });
   });
 
   const openTarget = () => {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    if (target instanceof HTMLDetailsElement) target.open = true;
+    const around = target && target.closest("details");
+    if (around) around.open = true;
   };
   addEventListener("hashchange", openTarget);
   openTarget();
@@ -58,9 +71,12 @@
     folded = [...document.querySelectorAll("details.folded:not([open])")];
     folded.forEach((details) => { details.open = true; });
     drawAll(document.getElementById("light"));
+    timelinePanels.start();
+    timelinePanels.forEach((panel) => panel.print(document.getElementById("light")));
   });
   addEventListener("afterprint", () => {
     folded.forEach((details) => { details.open = false; });
     drawAll(root);
+    timelinePanels.forEach((panel) => panel.print(null));
   });
 })();

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 Rows = list[tuple[Any, ...]]
-EXAMPLES = settings(max_examples=4000, deadline=None)
+EXAMPLES = settings(max_examples=150, deadline=None)
 STRUCTURE = '{}[]",:\\'
 NUMBERS = ("ts", "dur")
 ODD: tuple[Any, ...] = (
@@ -224,9 +224,8 @@ def test_fields_of_odd_types(kineto: Kineto, clean: Clean, data: st.DataObject) 
         else:
             key = data.draw(st.sampled_from(sorted(event)))
             values = ODD if key in NUMBERS else ODD_TEXT
-            event[key] = data.draw(
-                st.sampled_from([v for v in values if key not in ("pid", "tid") or v != 5])
-            )
+            legal = {"pid": 5, "tid": 5, "args": {}}.get(key, values)
+            event[key] = data.draw(st.sampled_from([v for v in values if v != legal]))
     check(kineto, kineto.document(changed), rows)
 
 

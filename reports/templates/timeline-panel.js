@@ -1,0 +1,235 @@
+// The controls around each timeline: which step, why it was slow, its legend and the things to look at.
+const timelinePanels = (() => {
+  const panels = new Map();
+  if (!timelineData) return panels;
+  const { views, tones, long, us, signed, ms, Step, open } = timelineData;
+  const root = document.documentElement;
+  const LISTED = 8;
+
+  const make = (tag, text, attributes = {}) => {
+    const made = document.createElement(tag);
+    if (text !== null) made.textContent = text;
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    return made;
+  };
+  const row = (...cells) => {
+    const made = make("tr", null);
+    made.append(...cells);
+    return made;
+  };
+
+  class Panel {
+    constructor(section) {
+      this.section = section;
+      this.view = views[section.dataset.view];
+      this.opened = new Map();
+      this.readable = this.view.steps.map(([index]) => index).filter((index) => this.canShow(index));
+      const [canvas, tip] = [this.part("canvas"), this.part(".tip")];
+      this.source = root;
+      let colours = new Map();
+      const palette = () => {
+        const style = getComputedStyle(this.source);
+        colours = new Map();
+        return (name) => colours.get(name) ?? (colours.set(name, style.getPropertyValue(name).trim()), colours.get(name));
+      };
+      this.canvas = new TimelineCanvas(canvas, tip, palette, this.view.classes, () => this.tellView());
+      this.fillChoice();
+      this.fillStrip();
+      this.section.addEventListener("click", (event) => this.onClick(event));
+      this.part("select").addEventListener("change", (event) => this.show(Number(event.target.value)));
+      this.part("[name=ops]").addEventListener("change", (event) => {
+        this.canvas.withOps = event.target.checked;
+        this.canvas.draw();
+      });
+      this.show(this.readable.includes(this.view.median) ? this.view.median : this.readable[0]);
+    }
+
+    part(selector) {
+      return this.section.querySelector(selector);
+    }
+
+    canShow(index) {
+      const data = this.view.data[index];
+      return data !== undefined && (typeof data !== "string" || typeof DecompressionStream === "function");
+    }
+
+    async show(index) {
+      if (!this.canShow(index)) return;
+      this.wanted = index;
+      if (!this.opened.has(index)) {
+        this.opened.set(index, new Step(await open(this.view.data[index]), this.view.sites));
+      }
+      if (this.wanted !== index) return; // another one was asked for meanwhile
+      this.step = this.opened.get(index);
+      this.part("select").value = String(index);
+      this.part(".strip").childNodes.forEach((bar, i) => {
+        bar.classList.toggle("chosen", this.view.steps[i][0] === index);
+      });
+      const place = this.readable.indexOf(index);
+      this.part("[data-do=before]").disabled = place === 0;
+      this.part("[data-do=after]").disabled = place === this.readable.length - 1;
+      this.canvas.show(this.step);
+      this.fillWhy();
+      this.fillLegend();
+      this.fillList();
+      this.section.dataset.shown = String(index);
+    }
+
+    name([index, wall, , , , , leftOut]) {
+      const marks = [index === this.view.median ? "median" : "", index === this.slowest() ? "slowest" : "", leftOut ?? ""];
+      return [`${index}: ${ms(wall * 1000)}`, ...marks.filter(Boolean)].join(", ");
+    }
+
+    slowest() {
+      const usual = this.view.steps.filter((step) => step[6] === null || step[6] === "outlier");
+      return usual.reduce((most, step) => (step[1] > most[1] ? step : most), usual[0] ?? [null])[0];
+    }
+
+    fillChoice() {
+      this.part("select").replaceChildren(...this.view.steps.map((step) => {
+        const option = make("option", this.name(step), { value: step[0] });
+        option.disabled = !this.canShow(step[0]);
+        return option;
+      }));
+      const missing = this.view.steps.length - this.readable.length;
+      this.part(".missing").hidden = missing === 0;
+      if (typeof DecompressionStream !== "function") {
+        this.part(".missing").textContent = "This browser cannot unpack the other steps: it lacks DecompressionStream.";
+      }
+    }
+
+    fillStrip() {
+      const usual = this.view.steps.filter((step) => step[6] === null).map((step) => step[1]);
+      const all = this.view.steps.map((step) => step[1]);
+      const top = Math.min(Math.max(...all), 1.5 * Math.max(...(usual.length ? usual : all)));
+      this.part(".strip").replaceChildren(...this.view.steps.map((step) => {
+        const [index, wall, busy, host, gpu] = step;
+        const bar = make("span", null, { "data-step": index, title: `Step ${this.name(step)}` });
+        const ends = [busy, busy + host, busy + host + gpu].map((end) => `${(100 * end) / wall}%`);
+        bar.style.setProperty("--tall", `${(100 * Math.min(wall / top, 1)).toFixed(1)}%`);
+        bar.style.setProperty("--fill", step[6] !== null ? "var(--left-out-line)" :
+          `linear-gradient(to top, var(--busy) ${ends[0]}, var(--host) ${ends[0]} ${ends[1]},` +
+          ` var(--gpu) ${ends[1]} ${ends[2]}, var(--unknown) ${ends[2]})`);
+        bar.classList.toggle("absent", !this.canShow(index));
+        return bar;
+      }));
+    }
+
+    fillWhy() {
+      const strip = this.view.steps.find(([index]) => index === this.step.step);
+      const median = this.view.steps.find(([index]) => index === this.view.median);
+      const isMedian = this.step.step === this.view.median;
+      const more = (strip[1] - median[1]) * 1000;
+      this.part(".why h3").textContent = isMedian ? `Step ${strip[0]} is the median step` :
+        `Why step ${strip[0]} took ${us(Math.abs(more))} µs ${more < 0 ? "less" : "more"} than the median step`;
+      this.part(".why p").textContent = `${ms(strip[1] * 1000)}, of it ${ms(strip[2] * 1000)} busy and ` +
+        `${ms(strip[3] * 1000)} idle with the host late.` + (strip[6] ? ` Left out of the means: ${strip[6]}.` : "") +
+        (isMedian ? " Every other step is compared with it." : "");
+      this.part(".why table").hidden = !this.step.why.length;
+      this.part(".why tbody").replaceChildren(...this.step.why.map(([what, ns]) =>
+        row(make("td", signed(ns), { class: "n" }), make("th", long(what), { scope: "row" }))));
+    }
+
+    fillLegend() {
+      const { tone, d, own } = this.step.gaps;
+      const idle = tones.map(() => 0);
+      tone.forEach((its, i) => { idle[its] += own[i] ? d[i] : 0; });
+      const key = (colour, text) => {
+        const item = make("span", null);
+        item.append(make("i", "", { class: "key", style: `background:var(${colour})` }), text);
+        return item;
+      };
+      const present = new Set(this.step.gpu.cls);
+      const shown = this.view.classes.filter((name) => present.has(name));
+      const kernels = shown.map((name) => key(`--k${this.view.classes.indexOf(name)}`, long(name)));
+      this.part(".keys").replaceChildren(
+        make("b", "GPU idle"),
+        ...tones.flatMap(([colour, text], i) => (idle[i] ? [key(colour, `${text}: ${us(idle[i])} µs`)] : [])),
+        make("b", "GPU busy"), ...kernels, key("--k5", "other kernels and copies"),
+      );
+    }
+
+    // Blocking calls first, then the longest gaps: what an eye would look for, for those who cannot see it, too.
+    fillList() {
+      const { waits, idle, gpu } = this.step;
+      const rank = { harmful: 0, pinning: 1, unclear: 2 };
+      const calls = [...waits.t.keys()].sort((a, b) =>
+        (rank[this.step.verdict(a)[0]] ?? 3) - (rank[this.step.verdict(b)[0]] ?? 3));
+      const items = calls.map((i) => {
+        const [verdict, id] = this.step.verdict(i);
+        const [title, facts] = this.step.describe("waits", i);
+        const what = make("td", null);
+        if (verdict) what.append(make("span", verdict, { class: `badge ${verdict}` }), " ");
+        what.append(id ? make("a", title, { href: `#${id}` }) : title, `; ${facts.slice(2).join("; ")}`);
+        return { start: waits.t[i], end: waits.t[i] + waits.d[i], what };
+      });
+      const gaps = idle.filter((gap) => gap.own).sort((a, b) => (b.end - b.start) - (a.end - a.start)).slice(0, 40);
+      items.push(...gaps.map((gap) => {
+        const parts = [...gap.parts].sort((a, b) => b[1] - a[1]);
+        const why = parts.slice(0, 3).map(([name, ns]) => (parts.length > 1 ? `${us(ns)} ${name}` : name));
+        if (parts.length > 3) why.push(`${parts.length - 3} more`);
+        const ended = gap.op < 0 ? "" : `; then ${timelineData.brief(gpu.name[gap.op])}, ${this.step.launchOf(gap.op)}`;
+        return { start: gap.start, end: gap.end, what: make("td", `GPU idle: ${why.join("; ")}${ended}`) };
+      }));
+      const rows = items.map(({ start, end, what }) => {
+        const at = make("th", null, { scope: "row", class: "n" });
+        at.append(make("button", us(start), { type: "button", "data-from": start, "data-to": end, title: "Zoom there" }));
+        return row(at, make("td", us(end - start), { class: "n" }), what);
+      });
+      const first = calls.length + LISTED;
+      this.part(".look tbody").replaceChildren(...rows.slice(0, first));
+      this.part(".rest").hidden = rows.length <= first;
+      this.part(".rest summary").textContent = `${rows.length - first} shorter gaps`;
+      this.part(".rest tbody").replaceChildren(...rows.slice(first));
+    }
+
+    tellView() {
+      const { from, to, step } = this.canvas;
+      clearTimeout(this.telling);
+      this.telling = setTimeout(() => {
+        const [low, high] = [Math.max(from, step.first), Math.min(to, step.last)];
+        this.part(".shown").textContent = `Step ${step.step}: ${us(low)} to ${us(high)} µs`;
+      }, 150);
+    }
+
+    onClick(event) {
+      const bar = event.target.closest("[data-step]");
+      if (bar) this.show(Number(bar.dataset.step));
+      const button = event.target.closest("button");
+      if (!button) return;
+      if (button.dataset.from !== undefined) this.goTo(Number(button.dataset.from), Number(button.dataset.to));
+      const place = this.readable.indexOf(this.step.step);
+      const act = {
+        before: () => this.show(this.readable[place - 1]),
+        after: () => this.show(this.readable[place + 1]),
+        median: () => this.show(this.view.median),
+        slowest: () => this.show(this.slowest()),
+        in: () => this.canvas.zoom(0.5),
+        out: () => this.canvas.zoom(2),
+        whole: () => this.canvas.whole(),
+      }[button.dataset.do];
+      act?.();
+    }
+
+    goTo(from, to) {
+      const margin = Math.max((to - from) * 0.6, 20000);
+      this.canvas.zoomTo(from - margin, to + margin);
+      this.part(".stage").scrollIntoView({ block: "nearest" });
+    }
+
+    // Paper shows the whole step in the light colours.
+    print(source) {
+      this.source = source ?? root;
+      if (source) this.canvas.whole();
+      this.canvas.drawNow(source ? 2 : devicePixelRatio);
+    }
+  }
+
+  const start = (section) => {
+    if (!panels.has(section.dataset.view) && section.checkVisibility()) {
+      panels.set(section.dataset.view, new Panel(section));
+    }
+  };
+  panels.start = () => document.querySelectorAll(".timeline").forEach(start);
+  return panels;
+})();
