@@ -12,26 +12,29 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from latencylab.analyzers.collectives import BARRIER_AT_END, PUSH, RankCollectives
+from latencylab.analyzers.collectives import BARRIER_AT_END, ONE_SHOT, PUSH, RankCollectives
 from latencylab.analyzers.pairing import Pairing, robust_line
 from latencylab.model.trace import I64, Bool
 
 F64 = npt.NDArray[np.float64]
 
 WAITED_NS = 1_000  # a rank that waited longer than this was not the last
-LEAVES_FIRST_NS = 1_250.0  # by how much the last rank leaves a push collective before the others
-LEAVES_FIRST_SPREAD_NS = 250.0  # the uncertainty of that
+# By how much the last rank leaves before the others, and the uncertainty of that: 1 to 1.5 µs where data is
+# pushed, none or as much in other one-shot collectives, according to how they are built.
+LEAVES_FIRST_NS = {"push": (1_250.0, 250.0), "one shot": (750.0, 750.0), "other": (0.0, 0.0)}
+UNTOLD = 0.1  # share of collectives with one of the two ranks last from which their bias matters
 ROUNDS = 3
 FEW_POINTS = 8  # below so many the residual is the largest deviation, not the median one
-RESOLVED = 3  # residuals that a figure must exceed to be resolved
+RESOLVED = 3  # residuals, and times the noise, that a skew must exceed to be resolved
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A rank's clock: aligned = local - offset - drift * (local - t0), in ns.
+    """A rank's clock: aligned = local - offset - drift * (local - offset - t0), in ns.
 
     `low`..`high` bound the offset at t0, by causality alone; `residual` is the precision: the larger of the
-    MAD of the ends and the disagreement between kinds of collective. `shifted` is False where the offset is
+    MAD of the ends and the disagreement between kinds of collective; `noise` what one collective's end may
+    be off, the 95th percentile. `shifted` is False where the offset is
     within three residuals of zero and nothing was shifted. `broken` says that causality leaves no offset at
     all. Without evidence (`points` 0) the clock is taken as it is, and nothing is known of it.
     """
@@ -42,6 +45,7 @@ class Clock:
     low: float
     high: float
     residual: float
+    noise: float
     points: int
     shifted: bool
     broken: bool
@@ -50,7 +54,9 @@ class Clock:
         """Local times on the reference's clock."""
         if not self.shifted:
             return time
-        aligned: I64 = time - np.rint(self.offset + self.drift * (time - self.t0)).astype(np.int64)
+        offset = round(self.offset)
+        drifted = self.offset - offset + self.drift * (time - offset - self.t0)
+        aligned: I64 = time - offset - np.rint(drifted).astype(np.int64)
         return aligned
 
 
@@ -63,17 +69,17 @@ def fit_clocks(ranks: tuple[RankCollectives, ...], pairing: Pairing) -> tuple[Cl
     lines: list[tuple[float, float]] = [(0.0, 0.0)]
     for r in range(1, len(ranks)):
         rows = np.flatnonzero(_usable(there, pairing, r))
-        lines.append(robust_line(end[rows, r].astype(np.float64) - t0, _difference(end, rows, r)))
-    residual = [0.0] * len(ranks)
+        lines.append(robust_line((end[rows, 0] - t0).astype(np.float64), _difference(end, rows, r)))
+    residual, noise = [0.0] * len(ranks), [0.0] * len(ranks)
     points = [int(_usable(there, pairing, r).sum()) for r in range(len(ranks))]
     for _ in range(ROUNDS):
         waits = _waits(_shifted(arrival, lines, t0), there)
         for r in range(1, len(ranks)):
             rows = np.flatnonzero(_usable(there, pairing, r))
             if len(rows):
-                lines[r], residual[r] = _fit(end, waits, rows, r, pairing, t0)
+                lines[r], residual[r], noise[r] = _fit(end, waits, rows, r, pairing, t0)
     low, high, broken = _causal(start, end, there, pairing.blocking, lines, t0)
-    clocks = [Clock(0.0, 0.0, t0, 0.0, 0.0, 0.0, points[0], shifted=False, broken=False)]
+    clocks = [Clock(0.0, 0.0, t0, 0.0, 0.0, 0.0, 0.0, points[0], shifted=False, broken=False)]
     for r in range(1, len(ranks)):
         offset, drift = lines[r]
         span = int(np.ptp(end[there[:, r], r])) if there[:, r].any() else 0
@@ -87,6 +93,7 @@ def fit_clocks(ranks: tuple[RankCollectives, ...], pairing: Pairing) -> tuple[Cl
                 low[r],
                 high[r],
                 residual[r],
+                noise[r],
                 points[r],
                 shifted=points[r] > 0 and (evident or not zero_fits),
                 broken=broken[r],
@@ -106,8 +113,8 @@ def _difference(end: I64, rows: I64, r: int) -> F64:
 
 def _shifted(times: I64, lines: list[tuple[float, float]], t0: int) -> F64:
     """Times (instances, ranks) on the reference's clock, relative to t0."""
-    local = (times - t0).astype(np.float64)
-    return np.stack([local[:, r] - o - d * local[:, r] for r, (o, d) in enumerate(lines)], axis=1)
+    since = np.stack([(times[:, r] - t0) - o for r, (o, _) in enumerate(lines)], axis=1)
+    return since * (1 - np.array([drift for _, drift in lines]))
 
 
 def _waits(arrival: F64, there: Bool) -> F64:
@@ -119,20 +126,20 @@ def _waits(arrival: F64, there: Bool) -> F64:
 
 def _fit(
     end: I64, waits: F64, rows: I64, r: int, pairing: Pairing, t0: int
-) -> tuple[tuple[float, float], float]:
-    """Offset, drift and residual of rank r from the ends.
+) -> tuple[tuple[float, float], float, float]:
+    """Offset and drift, residual and noise of rank r from the ends.
 
     Points in which both ranks waited, or of collectives that end in a barrier, are unbiased and used alone
     where there are enough. Else the bias of the last rank is a parameter of the fit, and where one rank is
     always last, so that nothing tells it from an offset, it is what is known of such collectives.
     """
-    names = np.array([bool(BARRIER_AT_END.search(name)) for name in pairing.tokens])
-    pushes = np.array([bool(PUSH.search(name)) for name in pairing.tokens])
+    barrier = np.array([bool(BARRIER_AT_END.search(name)) for name in pairing.tokens])
+    usual, unsure = np.array([_leaves_first(name) for name in pairing.tokens]).T
     token = pairing.token[rows]
-    x = (end[rows, r] - t0).astype(np.float64)
+    x = (end[rows, 0] - t0).astype(np.float64)
     y = _difference(end, rows, r)
     both = (waits[rows, r] > WAITED_NS) & (waits[rows, 0] > WAITED_NS)
-    unbiased = names[token] | both
+    unbiased = barrier[token] | both
     extra = 0.0
     if unbiased.sum() >= max(10, len(rows) // 20):
         x, y, token = x[unbiased], y[unbiased], token[unbiased]
@@ -141,15 +148,13 @@ def _fit(
         side = np.where(waits[rows, r] <= WAITED_NS, -1.0, 0.0) + np.where(
             waits[rows, 0] <= WAITED_NS, 1.0, 0.0
         )
-        side *= pushes[token]
-        bias = LEAVES_FIRST_NS
-        late, early = y[side < 0], y[side > 0]
-        if len(late) >= 5 and len(early) >= 5:
+        bias = usual[token]
+        if min((side < 0).sum(), (side > 0).sum()) >= FEW_POINTS:
             line = robust_line(x, y - side * bias)
             rest = y - line[0] - line[1] * x
-            bias = float(np.median(rest[side > 0]) - np.median(rest[side < 0])) / 2
-        elif (side != 0).any():
-            extra = LEAVES_FIRST_SPREAD_NS
+            bias = np.full(len(y), float(np.median(rest[side > 0]) - np.median(rest[side < 0])) / 2)
+        elif (side != 0).mean() > UNTOLD:
+            extra = float(unsure[token[side != 0]].max())
         y = y - side * bias
     line = robust_line(x, y)
     rest = y - line[0] - line[1] * x
@@ -160,7 +165,14 @@ def _fit(
     disagreement = max(medians) - min(medians) if len(medians) > 1 else 0.0
     if len(rest) < FEW_POINTS:
         spread = float(np.abs(rest).max())
-    return line, max(spread, disagreement, extra, _quantum(end[rows][:, [0, r]]))
+    quantum = _quantum(end[rows][:, [0, r]])
+    return line, max(spread, disagreement, extra, quantum), float(np.percentile(np.abs(rest), 95))
+
+
+def _leaves_first(kind: str) -> tuple[float, float]:
+    if PUSH.search(kind):
+        return LEAVES_FIRST_NS["push"]
+    return LEAVES_FIRST_NS["one shot" if ONE_SHOT.search(kind) else "other"]
 
 
 def _quantum(times: I64) -> float:
@@ -178,9 +190,8 @@ def _causal(
     paths, Floyd and Warshall), which tightens them.
     """
     count = start.shape[1]
-    drifts = [(0.0, drift) for _, drift in lines]
-    begin, finish = _shifted(start, drifts, t0), _shifted(end, drifts, t0)
-    most = np.full((count, count), np.inf)  # most[b, a]: offset_a - offset_b is at most this
+    begin, finish = _shifted(start, lines, t0), _shifted(end, lines, t0)
+    most = np.full((count, count), np.inf)  # most[b, a]: by how much more offset_a - offset_b could be
     for a in range(count):
         for b in range(count):
             rows = there[:, a] & there[:, b] & blocking
@@ -194,8 +205,8 @@ def _causal(
     if any(contradicted):
         contradicted = _culprits(direct)
         most = direct
-    low = [-float(most[r, 0]) for r in range(count)]
-    high = [float(most[0, r]) for r in range(count)]
+    low = [lines[r][0] - float(most[r, 0]) for r in range(count)]
+    high = [lines[r][0] + float(most[0, r]) for r in range(count)]
     return low, high, contradicted
 
 

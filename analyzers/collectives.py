@@ -23,7 +23,8 @@ BLOCKING = re.compile(
 )
 NOT_BLOCKING = re.compile(r"sendrecv|send_recv|broadcast|push_only|copy|memcpy|one_?sided", re.IGNORECASE)
 BARRIER_AT_END = re.compile(r"2stage|two_?shot|twoshot", re.IGNORECASE)  # all ranks leave together
-PUSH = re.compile(r"1stage|one_?shot|oneshot|fusion|lamport", re.IGNORECASE)  # the last rank leaves first
+ONE_SHOT = re.compile(r"1stage|one_?shot|fusion|lamport", re.IGNORECASE)
+PUSH = re.compile(r"push", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

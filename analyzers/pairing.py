@@ -18,10 +18,15 @@ from latencylab.analyzers.collectives import BLOCKING, NOT_BLOCKING, RankCollect
 from latencylab.model.trace import I64, Bool
 
 F64 = npt.NDArray[np.float64]
+# Jitter in ns; minus the number of pairs, and the offset in ns; what pairs, of the rank and the reference.
+_Shift = tuple[float, tuple[int, float], Any, Any]
 
 TOLERANCE_NS = 25_000  # by how much ends of one collective may differ on roughly aligned clocks, at most
 AGREE_NS = 3_000  # and at least
 MAX_SHIFT = 256  # steps, or without common steps collectives, by which captures are slid against each other
+SAMPLED = 8  # ends of a step by which shifts are told apart
+LIKE = 1.25  # times the least jitter (and this many ns) within which shifts are as good as each other
+LIKE_NS = 20.0
 COMPARED = 4096  # collectives compared for each such shift
 
 
@@ -32,7 +37,8 @@ class Pairing:
     `row[i, r]` is the row of rank r's collective in its `RankCollectives`, or -1; `token[i]` a row of
     `tokens`; `blocking[i]` whether nobody can leave it before the last arrives. `unpaired[r]` counts rank
     r's collectives that no other rank has; `diverges[r]` is the row from which rank r is paired no more, or
-    -1. `rough[r]` is the first guess at the clock: (offset ns, drift, t0 ns).
+    -1. `rough[r]` is the first guess at the clock: (offset ns, drift, t0 ns), or None; `alike[r]` says that
+    its steps are too much alike to tell by how many whole steps its record is shifted.
     """
 
     row: I64
@@ -42,6 +48,7 @@ class Pairing:
     unpaired: tuple[int, ...]
     diverges: tuple[int, ...]
     rough: tuple[tuple[float, float, int] | None, ...]
+    alike: tuple[bool, ...]
 
     def __len__(self) -> int:
         return len(self.row)
@@ -72,8 +79,11 @@ def pair_collectives(ranks: tuple[RankCollectives, ...]) -> Pairing:
     names = tuple(tokens)
     is_blocking = np.array([bool(BLOCKING.search(n)) and not NOT_BLOCKING.search(n) for n in names], bool)
     rough: list[tuple[float, float, int] | None] = [(0.0, 0.0, int(ranks[0].start.min(initial=0)))]
+    alike = [False]
     for rank, its in zip(ranks[1:], token[1:], strict=True):
-        rough.append(_rough_clock(ranks[0], token[0], rank, its, is_blocking))
+        clock, is_alike = _rough_clock(ranks[0], token[0], rank, its, is_blocking)
+        rough.append(clock)
+        alike.append(is_alike)
     aligned_end = [_aligned(rank.end, clock) for rank, clock in zip(ranks, rough, strict=True)]
     row = _cluster(aligned_end, token, is_blocking, rough)
     if len(row):
@@ -91,6 +101,7 @@ def pair_collectives(ranks: tuple[RankCollectives, ...]) -> Pairing:
         unpaired=tuple(int((~p).sum()) for p in paired),
         diverges=tuple(_diverges(p) for p in paired),
         rough=tuple(rough),
+        alike=tuple(alike),
     )
 
 
@@ -117,27 +128,29 @@ def _diverges(paired: Bool) -> int:
 
 def _rough_clock(
     ref: RankCollectives, ref_token: I64, rank: RankCollectives, token: I64, is_blocking: Bool
-) -> tuple[float, float, int] | None:
+) -> tuple[tuple[float, float, int] | None, bool]:
     """A rank's clock against the reference from steps that hold the same collectives, else from the
-    sequence of all; None where neither agrees.
+    sequence of all; None where neither agrees. Also whether other shifts would do as well.
 
     Of all shifts by whole steps the one is taken for which the differences of ends jitter least from one
-    step to the next; of shifts as good as that within a factor of two, the one with the least offset.
+    step to the next; of shifts as good as that, the one under which most steps pair, and of these
+    the one with the least offset.
     """
-    ours, theirs = _steps_of(rank, token, is_blocking), _steps_of(ref, ref_token, is_blocking)
+    common = np.isin(np.arange(len(is_blocking)), token) & np.isin(np.arange(len(is_blocking)), ref_token)
+    ours, theirs = _steps_of(rank, token, is_blocking, common), _steps_of(ref, ref_token, is_blocking, common)
     found = [its for shift in _shifts(ours, theirs) if (its := _try_shift(ours, theirs, shift)) is not None]
     if found:
-        mine, its = _best(found)[2:]
+        (_, _, mine, its), alike = _best(found)
         local = np.concatenate([rank.end[ours.blocking[i]] for i in mine]).astype(np.float64)
         difference = local - np.concatenate([ref.end[theirs.blocking[i]] for i in its])
     else:
-        slid = _slide(ref, ref_token, rank, token, is_blocking)
+        slid = _slide(ref, ref_token, rank, token, is_blocking & common)
         if not slid:
-            return None
-        local, difference = _best(slid)[2:]
+            return None, False
+        (_, _, local, difference), alike = _best(slid)
     t0 = int(local[0])
     offset, drift = robust_line(local - t0, difference)
-    return offset, drift, t0
+    return (offset, drift, t0), alike
 
 
 def _shifts(ours: _Steps, theirs: _Steps) -> range:
@@ -150,51 +163,62 @@ def _shifts(ours: _Steps, theirs: _Steps) -> range:
     return range(max(low, near - MAX_SHIFT), min(high, near + MAX_SHIFT))
 
 
-def _try_shift(ours: _Steps, theirs: _Steps, shift: int) -> tuple[float, float, I64, I64] | None:
-    """Jitter and offset of the ends under a shift, and the steps of both that pair; None for too few."""
+def _try_shift(ours: _Steps, theirs: _Steps, shift: int) -> _Shift | None:
+    """Look at one shift by whole steps, with the steps of both that pair; None where too few do."""
     count = min(len(ours.last_end), len(theirs.last_end))
     low, high = max(0, -shift), min(len(ours.last_end), len(theirs.last_end) - shift)
     mine = low + np.flatnonzero(ours.signature[low:high] == theirs.signature[low + shift : high + shift])
     if len(mine) < max(1, count // 3):
         return None
-    difference = (ours.last_end[mine] - theirs.last_end[mine + shift]).astype(np.float64)
-    return _jitter(difference), abs(float(np.median(difference))), mine, mine + shift
+    difference = (ours.ends[mine] - theirs.ends[mine + shift]).astype(np.float64)
+    return _jitter(difference), (-len(mine), abs(float(np.median(difference)))), mine, mine + shift
 
 
-def _best(found: list[tuple[float, float, Any, Any]]) -> tuple[float, float, Any, Any]:
-    """The one of least jitter; of those as good within a factor of two, the one of least offset."""
+def _best(found: list[_Shift]) -> tuple[_Shift, bool]:
+    """The one of least jitter; of those as good, of most pairs, then of least offset.
+
+    And whether there are others as good. Without jitter to go by (one pair alone) nothing is said of that.
+    """
     least = min(jitter for jitter, *_ in found)
-    return min((its for its in found if its[0] <= 2 * least + 100), key=lambda its: its[1])
+    good = [its for its in found if its[0] <= LIKE * least + LIKE_NS]
+    return min(good, key=lambda its: its[1]), len(good) > 1 and least > 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Steps:
     """The steps of a rank that have blocking collectives, in order: a hash of all their tokens, the rows of
-    the blocking ones, and the end of the last of these.
+    the blocking ones, and the ends of some of these, SAMPLED a step, the last among them.
     """
 
     signature: I64
     blocking: list[I64]
-    last_end: I64
+    ends: I64
+
+    @property
+    def last_end(self) -> I64:
+        return self.ends[:, -1]
 
 
-def _steps_of(rank: RankCollectives, token: I64, is_blocking: Bool) -> _Steps:
-    order = np.argsort(rank.step, kind="stable")
+def _steps_of(rank: RankCollectives, token: I64, is_blocking: Bool, common: Bool) -> _Steps:
+    """The steps by the collectives of kinds that both ranks have; others are of groups that one is not in."""
+    mine = np.flatnonzero(common[token]) if len(common) else np.zeros(0, np.int64)
+    order = mine[np.argsort(rank.step[mine], kind="stable")]
     signature, blocking = [], []
     for rows in np.split(order, np.flatnonzero(np.diff(rank.step[order])) + 1):
         its = rows[is_blocking[token[rows]]] if len(rows) else rows
         if len(its):
             signature.append(hash(token[rows].tobytes()))
             blocking.append(its)
-    last_end = np.array([rank.end[its[-1]] for its in blocking], np.int64)
-    return _Steps(np.array(signature, np.int64), blocking, last_end)
+    sampled = [its[np.linspace(0, len(its) - 1, SAMPLED).astype(np.int64)] for its in blocking]
+    ends = rank.end[np.array(sampled, np.int64).reshape(-1, SAMPLED)]
+    return _Steps(np.array(signature, np.int64), blocking, ends)
 
 
 def _slide(
-    ref: RankCollectives, ref_token: I64, rank: RankCollectives, token: I64, is_blocking: Bool
-) -> list[tuple[float, float, F64, F64]]:
+    ref: RankCollectives, ref_token: I64, rank: RankCollectives, token: I64, usable: Bool
+) -> list[_Shift]:
     """Every shift by single collectives at which nine of ten kinds agree, for ranks without a common step."""
-    mine, theirs = np.flatnonzero(is_blocking[token]), np.flatnonzero(is_blocking[ref_token])
+    mine, theirs = np.flatnonzero(usable[token]), np.flatnonzero(usable[ref_token])
     found = []
     for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
         a, b = mine[max(0, -shift) :][:COMPARED], theirs[max(0, shift) :][:COMPARED]
@@ -206,13 +230,14 @@ def _slide(
         if same.mean() >= 0.9:
             local = rank.end[a[same]].astype(np.float64)
             difference = local - ref.end[b[same]]
-            found.append((_jitter(difference), abs(float(np.median(difference))), local, difference))
+            rank_of = (-int(same.sum()), abs(float(np.median(difference))))
+            found.append((_jitter(difference), rank_of, local, difference))
     return found
 
 
 def _jitter(difference: F64) -> float:
-    """The median change from one difference to the next: drift adds next to nothing to it."""
-    return float(np.median(np.abs(np.diff(difference)))) if len(difference) > 1 else 0.0
+    """The median change from one step's differences to the next's: drift adds next to nothing to it."""
+    return float(np.median(np.abs(np.diff(difference, axis=0)))) if len(difference) > 1 else 0.0
 
 
 def robust_line(x: F64, y: F64) -> tuple[float, float]:
@@ -221,7 +246,7 @@ def robust_line(x: F64, y: F64) -> tuple[float, float]:
     Tukey's resistant line (1977, "Exploratory Data Analysis", ch. 10), with three polishing rounds.
     """
     if len(x) < 6 or x[-1] == x[0]:
-        return float(np.median(y)), 0.0
+        return (float(np.median(y)) if len(y) else 0.0), 0.0
     order = np.argsort(x, kind="stable")
     third = len(x) // 3
     left, right = order[:third], order[-third:]

@@ -75,20 +75,22 @@ def summarise_alignment(joined: RankSet) -> Alignment:
                 residual_us=clock.residual / 1000,
                 points=clock.points,
                 shifted=clock.shifted,
-                note=_note(clock, number == numbers[0]),
+                note=_note(clock, number == numbers[0], alike),
             )
-            for number, clock in zip(numbers, joined.clocks, strict=True)
+            for number, clock, alike in zip(numbers, joined.clocks, joined.pairing.alike, strict=True)
         ),
     )
 
 
-def _note(clock: Clock, is_reference: bool) -> str:
+def _note(clock: Clock, is_reference: bool, alike: bool) -> str:
     if is_reference:
         return "reference"
     if not clock.points:
         return "nothing paired with the reference: not aligned"
     if clock.broken:
         return "breaks causality: it leaves collectives before another rank arrives, on any offset"
+    if alike:
+        return "its steps are too alike to exclude a shift by whole steps"
     return "" if clock.shifted else "no offset beyond the residual: not shifted"
 
 

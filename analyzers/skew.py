@@ -15,7 +15,10 @@ from latencylab.analyzers.pairing import Pairing
 from latencylab.analyzers.shares import doing_name
 from latencylab.analyzers.slow import GPU_WAITS
 from latencylab.analyzers.view import RankView
+from latencylab.analyzers.waits import Site
 from latencylab.model.trace import I64, Bool
+
+F64 = npt.NDArray[np.float64]
 
 INHERITED = "inherited from another collective"
 SWALLOWED_NS = 1_000_000  # a first collective waits at least so long, and so many times the median wait,
@@ -26,8 +29,8 @@ SWALLOWED_TIMES = 20  # where it swallowed the later start of a peer's profiler
 class Skew:
     """Per paired collective and rank, on aligned clocks, in ns (0 where a rank is not in it): `arrival`,
     `end`, `wait` for the last arrival, `transfer` from then to the end. Per collective the `last` rank to
-    arrive, the `spread` of arrivals, whether it is `resolved` (spread over three residuals), and `trimmed`,
-    whether it is set aside because a rank's profiler started in it.
+    arrive, the `spread` of arrivals, whether it is `resolved` (spread over three times what residual and
+    noise of the clocks are), and `trimmed`, whether it is set aside because a rank's profiler started in it.
     """
 
     there: Bool
@@ -53,8 +56,9 @@ def measure_skew(ranks: tuple[RankCollectives, ...], pairing: Pairing, clocks: t
     wait = np.where(there, last_at[:, None] - arrival, 0)
     wait = np.minimum(wait, np.maximum(end - arrival, 0)) if len(wait) else wait
     spread = last_at - first_at
-    residual = np.array([clock.residual for clock in clocks])
-    precision = np.where(there, residual[None, :], 0.0).max(axis=1, initial=0.0)
+    # The noise of the ends is in the arrivals that follow them, however well the clocks are known.
+    precise = np.array([max(clock.residual, clock.noise) for clock in clocks])
+    precision = np.where(there, precise[None, :], 0.0).max(axis=1, initial=0.0)
     return Skew(
         there=there,
         arrival=arrival,
@@ -88,7 +92,7 @@ class Causes:
 
     instance: I64
     cause: I64
-    ns: npt.NDArray[np.float64]
+    ns: F64
     names: tuple[str, ...]
 
     def main_cause(self, count: int) -> list[str]:
@@ -107,11 +111,11 @@ def find_causes(
     skew: Skew,
 ) -> Causes:
     """The causes of each resolved collective's lateness, of all but those that begin a rank's record."""
-    names: dict[str, int] = {INHERITED: 0}
+    names = _Names()
     before = _before(skew.there)
     judged = skew.resolved & ~skew.trimmed & (before >= 0)
     others = skew.there.sum(axis=1) - 1
-    instance, cause, amount = [], [], []
+    found: list[tuple[I64, I64, I64, F64]] = []  # instance, cause, site or -1, ns
     for r, (view, rank) in enumerate(zip(views, ranks, strict=True)):
         mine = np.flatnonzero(judged & skew.there[:, r])
         weight = np.where(skew.last == r, 1.0, -1.0 / np.maximum(others, 1))
@@ -120,17 +124,78 @@ def find_causes(
         # Where a rank arrived before the collective before was over there is no time to explain but its lead.
         lead = skew.end[before[mine], r] - skew.end[before[mine]].max(axis=1, initial=0)
         lead = lead + np.minimum(until - since, 0)
-        instance.append(mine)
-        cause.append(np.zeros(len(mine), np.int64))
-        amount.append(lead * weight[mine])
-        start, end, label = _tiles(view, rank, pairing.row[:, r], skew.wait[:, r], names)
-        row, which, ns = _tiles_within(start, end, label, since, np.maximum(until, since))
-        instance.append(mine[row])
-        cause.append(which)
-        amount.append(ns * weight[mine[row]])
+        inherited = np.full(len(mine), names.row(INHERITED))
+        found.append((mine, inherited, np.full(len(mine), -1), lead * weight[mine]))
+        tiles = _tiles(view, rank, pairing.row[:, r], skew.wait[:, r], names)
+        window, tile, ns = _tiles_within(tiles.start, tiles.end, since, np.maximum(until, since))
+        instance = mine[window]
+        found.append((instance, tiles.cause[tile], tiles.site[tile], ns * weight[instance]))
+    instance, cause, site, ns = (np.concatenate(column) for column in zip(*found, strict=True))
+    owed = _owed(instance, site, ns, _excess_blocked(views, ranks, pairing, skew, names))
     return Causes(
-        *_added_up(np.concatenate(instance), np.concatenate(cause), np.concatenate(amount)), tuple(names)
+        *_added_up(
+            np.concatenate([instance, instance]),
+            np.concatenate([cause, np.where(site >= 0, site, cause)]),
+            np.concatenate([ns * (1 - owed), ns * owed]),
+        ),
+        tuple(names.rows),
     )
+
+
+class _Names:
+    """Rows of names, in order of their first use."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, int] = {}
+
+    def row(self, name: str) -> int:
+        return self.rows.setdefault(name, len(self.rows))
+
+
+def _owed(instance: I64, site: I64, ns: F64, blocked: dict[int, F64]) -> F64:
+    """Per entry the share of it that is owed to its blocking site, the rest being what the thread did.
+
+    A site explains no more of a rank's lateness than the time by which it blocked that rank longer than the
+    others (`blocked`, by site and collective): where all were blocked alike, what the late one did counts.
+    """
+    owed = np.zeros(len(ns))
+    for one, limit in blocked.items():
+        rows = np.flatnonzero(site == one)
+        excess = np.bincount(instance[rows], ns[rows], len(limit))
+        share = np.clip(limit / np.where(excess > 0, excess, 1.0), 0.0, 1.0)
+        owed[rows] = np.where(excess > 0, share, 1.0)[instance[rows]]
+    return owed
+
+
+def _excess_blocked(
+    views: tuple[RankView, ...],
+    ranks: tuple[RankCollectives, ...],
+    pairing: Pairing,
+    skew: Skew,
+    names: _Names,
+) -> dict[int, F64]:
+    """Per blocking site and collective, how much longer the last rank was blocked there in that step than
+    any other, in ns and at least 0. (Not than the mean: a rank that was late before is blocked less after.)
+    """
+    own: dict[int, F64] = {}
+    most: dict[int, F64] = {}
+    for r, (view, rank) in enumerate(zip(views, ranks, strict=True)):
+        waits = view.waits
+        step = np.where(skew.there[:, r], rank.step[np.maximum(pairing.row[:, r], 0)], -1)
+        call_step = view.steps.of_host(waits.calls.start)
+        for number, site in enumerate(waits.sites):
+            calls = (waits.site == number) & (call_step >= 0)
+            blocked = np.bincount(call_step[calls], waits.blocked[calls], max(len(view.steps), 1))
+            here = np.where(step >= 0, blocked[np.maximum(step, 0)], 0.0)
+            row = names.row(_site_name(site))
+            none = np.zeros(len(pairing))
+            own[row] = np.where(skew.last == r, here, own.get(row, none))
+            most[row] = np.where(skew.last == r, most.get(row, none), np.maximum(here, most.get(row, none)))
+    return {row: np.maximum(its - most[row], 0.0) for row, its in own.items()}
+
+
+def _site_name(site: Site) -> str:
+    return f"host idle: {site}"
 
 
 def _before(there: Bool) -> I64:
@@ -144,53 +209,60 @@ def _before(there: Bool) -> I64:
     return before
 
 
-def _tiles(
-    view: RankView, rank: RankCollectives, row: I64, wait: I64, names: dict[str, int]
-) -> tuple[I64, I64, I64]:
-    """All of a rank's window as disjoint tiles: start, end and the name of what it was spent on."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tiles:
+    """A rank's window in disjoint tiles, in order: what each was spent on, and for host idle that is owed
+    to a blocking site also that (else -1); both rows of names.
+    """
 
-    def name(text: str) -> int:
-        return names.setdefault(text, len(names))
+    start: I64
+    end: I64
+    cause: I64
+    site: I64
 
+
+def _tiles(view: RankView, rank: RankCollectives, row: I64, wait: I64, names: _Names) -> _Tiles:
     trace, pieces, work = view.trace, view.pieces, view.work
     idle = np.zeros(len(pieces), np.int64)
     for cause, text in GPU_WAITS.items():
-        idle[pieces.cause == cause] = name(text)
-    host = np.flatnonzero(pieces.cause == HOST)
-    key = np.where(pieces.site[host] >= 0, -1 - pieces.site[host], pieces.doing[host])
-    for code in np.unique(key).tolist():
-        text = str(view.waits.sites[-1 - code]) if code < 0 else doing_name(code, pieces.spans)
-        idle[host[key == code]] = name(f"host idle: {text}")
+        idle[pieces.cause == cause] = names.row(text)
+    host = pieces.cause == HOST
+    for code in np.unique(pieces.doing[host]).tolist():
+        idle[host & (pieces.doing == code)] = names.row(f"host idle: {doing_name(code, pieces.spans)}")
+    owed = np.full(len(pieces), -1)
+    for number in np.unique(pieces.site[host & (pieces.site >= 0)]).tolist():
+        owed[host & (pieces.site == number)] = names.row(_site_name(view.waits.sites[number]))
     last_at = np.full(len(trace.gpu), np.iinfo(np.int64).min)
     paired = row >= 0
     last_at[rank.op[row[paired]]] = rank.arrival[row[paired]] + wait[paired]
     start, end, piece = cut(work.start, work.end, np.unique(last_at[rank.op]))
     op = work.op[piece]
-    busy = np.zeros(len(op), np.int64)
-    for kernel in np.unique(trace.gpu.name[op]).tolist():
-        busy[trace.gpu.name[op] == kernel] = name(f"GPU work: {trace.names[kernel]}")
-    busy[start < last_at[op]] = names[INHERITED]
+    kernels, which = np.unique(trace.gpu.name[op], return_inverse=True)
+    kernel_rows = [names.row(f"GPU work: {trace.names[kernel]}") for kernel in kernels.tolist()]
+    busy = np.array(kernel_rows, np.int64)[which]
+    busy[start < last_at[op]] = names.row(INHERITED)
     starts = np.concatenate([pieces.start, start])
     order = np.argsort(starts, kind="stable")
-    return starts[order], np.concatenate([pieces.end, end])[order], np.concatenate([idle, busy])[order]
+    return _Tiles(
+        starts[order],
+        np.concatenate([pieces.end, end])[order],
+        np.concatenate([idle, busy])[order],
+        np.concatenate([owed, np.full(len(op), -1)])[order],
+    )
 
 
-def _tiles_within(
-    start: I64, end: I64, label: I64, since: I64, until: I64
-) -> tuple[I64, I64, npt.NDArray[np.float64]]:
-    """The tiles' parts within each window [since, until), as (window, label, ns); windows may overlap."""
+def _tiles_within(start: I64, end: I64, since: I64, until: I64) -> tuple[I64, I64, F64]:
+    """The tiles' parts within each window [since, until), as (window, tile, ns); windows may overlap."""
     first = np.searchsorted(end, since, side="right")
     stop = np.searchsorted(start, until, side="left")
     count = np.maximum(stop - first, 0)
     window = np.repeat(np.arange(len(since)), count)
     tile = np.arange(len(window)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
     ns = np.minimum(end[tile], until[window]) - np.maximum(start[tile], since[window])
-    return window, label[tile], ns.astype(np.float64)
+    return window, tile, ns.astype(np.float64)
 
 
-def _added_up(
-    instance: I64, cause: I64, ns: npt.NDArray[np.float64]
-) -> tuple[I64, I64, npt.NDArray[np.float64]]:
+def _added_up(instance: I64, cause: I64, ns: F64) -> tuple[I64, I64, F64]:
     base = np.int64(cause.max(initial=0) + 1)
     key = instance * base + cause
     keys, row = np.unique(key, return_inverse=True)

@@ -31,14 +31,15 @@ def build_timelines(view: KindView) -> tuple[Timeline, ...]:
 
 
 def choose_steps(view: KindView) -> list[int]:
-    """All steps of the kind, those first that say most: the median one, the slowest one, one for each cause
-    that steps were left out for, then the others, each in the middle of the widest stretch not yet chosen.
+    """All steps of the kind, those first that say most: the median one, the slowest one (steady or an
+    outlier), one for each cause that steps were left out for, then the others, spread evenly.
     """
     if not view.by_step:
         return []
     wall = (view.rank.steps.end - view.rank.steps.start).tolist()
     by_wall = sorted(view.used.tolist(), key=lambda row: wall[row])
-    chosen = [by_wall[(len(by_wall) - 1) // 2], by_wall[-1]]
+    slow = [row for row in view.rows.tolist() if view.rank.left_out[row] in (None, "outlier")]
+    chosen = [by_wall[(len(by_wall) - 1) // 2], *sorted(slow, key=lambda row: -wall[row])[:1]]
     causes = {view.rank.left_out[row]: row for row in reversed(view.rows.tolist())}
     chosen += [row for cause, row in causes.items() if cause is not None]
     return list(dict.fromkeys(chosen + [int(view.rows[i]) for i in _spread(len(view.rows))]))
@@ -173,10 +174,12 @@ class _Layout:
     def _gaps(self) -> GapBoxes:
         pieces, waits = self.rank.pieces, self.rank.waits
         rows = self._overlapping(pieces)
-        same = [pieces.cause, pieces.op, pieces.in_launch, pieces.doing, pieces.site, pieces.step]
-        joins = pieces.start[rows][1:] == pieces.end[rows][:-1]
-        for column in same:
-            joins &= column[rows][1:] == column[rows][:-1]
+        # Pieces are cut at every edge of what any thread did; those that say the same are one.
+        labels = (pieces.op, pieces.doing, pieces.site, pieces.step)
+        alike = np.stack([pieces.cause.astype(np.int64), pieces.in_launch.astype(np.int64), *labels])[:, rows]
+        joins = (pieces.start[rows][1:] == pieces.end[rows][:-1]) & (alike[:, 1:] == alike[:, :-1]).all(
+            axis=0
+        )
         heads = rows[np.append(True, ~joins)] if len(rows) else rows
         tails = rows[np.append(~joins, True)] if len(rows) else rows
         site, doing = pieces.site[heads], self._doing(pieces.doing[heads])

@@ -85,7 +85,7 @@ def resolve_waits(
     for rows in _groups(alike):
         rows = rows[evidence[rows] != "recorded"]
         if len(rows):
-            _infer(trace, launches, calls, rows, op, evidence)
+            _infer(launches, calls, rows, op, evidence)
     known = op >= 0
     ended = np.where(known, trace.gpu.end[op] if len(trace.gpu) else 0, 0)
     blocked = np.where(known, np.clip(ended - calls.start, 0, calls.end - calls.start), 0)
@@ -166,9 +166,7 @@ def _place(done: I64, newest: I64, returned: I64) -> int | None:
     return None
 
 
-def _infer(
-    trace: Trace, launches: Launches, calls: BlockingCalls, rows: I64, op: I64, evidence: np.ndarray
-) -> None:
+def _infer(launches: Launches, calls: BlockingCalls, rows: I64, op: I64, evidence: np.ndarray) -> None:
     """Fill in the op waited for by the calls of one place in the program, by `blocked` and `eliminated`."""
     newest = launches.before(calls.start[rows])
     place = _place(launches.done, newest, calls.end[rows])
@@ -218,7 +216,7 @@ def _copies_read(trace: Trace, launches: Launches, calls: BlockingCalls, alike: 
 
 
 def _newest_done(launches: Launches, calls: BlockingCalls, rows: I64, chosen: Bool) -> I64:
-    """For calls alike, each one's newest of the chosen launches of its thread that place proves done, or -1."""
+    """For calls alike, each one's newest chosen launch of its thread that place proves done, or -1."""
     candidates = np.flatnonzero(chosen & (launches.thread == calls.thread[rows[0]]))
     newest = np.searchsorted(launches.start[candidates], calls.start[rows])
     place = _place(launches.done[candidates], newest, calls.end[rows])
@@ -298,7 +296,7 @@ def _sites(
 
 
 def _direction(copy: str) -> str:
-    """ "DtoH Pinned" from "Memcpy DtoH (Device -> Pinned)"; the name itself where it is built otherwise."""
+    """Direction and memory, such as DtoH Pinned; the copy's name itself where it is built otherwise."""
     found = COPY_NAME.search(copy)
     return f"{found.group(1)} {found.group(2)}" if found else copy
 

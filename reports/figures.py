@@ -122,8 +122,12 @@ def steps_bars(rank: RankFindings, kind: KindFindings) -> Figure | None:
     if top is not None:
         layout["yaxis"]["range"] = [0, _ms(top)]
     median = kind.steps.wall_us.median if kind.steps.wall_us else None
-    if fmt.finite(median) is not None:
-        layout["shapes"] = [_level(_ms(median))]
+    named: dict[str, float | None] = {f"mode {fmt.duration(mode)}": mode for mode in kind.steps.modes_us}
+    levels = named or {f"median {fmt.duration(median)}": median}
+    drawn = [(name, ms) for name, us in levels.items() if (ms := _ms(us)) is not None]
+    layout["shapes"] = [_level(ms) for _, ms in drawn]
+    layout["annotations"] = [_level_name(name, ms) for name, ms in drawn]
+    layout["margin"]["r"] = 96
     return {"data": traces, "layout": layout}
 
 
@@ -139,7 +143,11 @@ def axis_top(steps: list[Step]) -> float | None:
 
 def run_ahead(rank: RankFindings, kind: KindFindings) -> Figure | None:
     """The least run-ahead of each step over its index."""
-    steps = [s for s in summary.own_steps(rank, kind)[: summary.STEPS_DRAWN] if fmt.finite(s.run_ahead_us) is not None]
+    steps = [
+        s
+        for s in summary.own_steps(rank, kind)[: summary.STEPS_DRAWN]
+        if fmt.finite(s.run_ahead_us) is not None
+    ]
     if not steps:
         return None
     line = {
@@ -159,6 +167,8 @@ def run_ahead(rank: RankFindings, kind: KindFindings) -> Figure | None:
     layout = _layout(220)
     layout["xaxis"] |= {"title": {"text": "step"}, "tickformat": "d"}
     layout["yaxis"] |= {"title": {"text": "µs"}, "rangemode": "tozero", "tickformat": ",~r"}
+    if not any(fmt.amount(s.run_ahead_us) for s in steps):  # plotly would centre a line of zeros
+        layout["yaxis"]["range"] = [-0.05, 1]
     return {"data": [line], "layout": layout}
 
 
@@ -187,10 +197,16 @@ def _colour(row: summary.Bar) -> str:
     return f"var(--{row.role})"
 
 
-def _level(ms: float | None) -> Figure:
+def _level(ms: float) -> Figure:
     """A dashed line across the plot at the median."""
     line = {"color": "var(--text)", "width": 1, "dash": "dot"}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": ms, "y1": ms, "line": line}
+
+
+def _level_name(text: str, ms: float) -> Figure:
+    """What a level is, right of the plot."""
+    place = {"xref": "paper", "x": 1, "xanchor": "left", "y": ms, "yanchor": "middle"}
+    return {**place, "text": text, "showarrow": False, "font": {"size": 11}}
 
 
 def _layout(height: int) -> Figure:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePath, PureWindowsPath
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,6 +13,7 @@ from latencylab.model.findings import Analysis, KindFindings, RankFindings, Step
 from latencylab.reports import figures, summary, timelines
 from latencylab.reports import format as fmt
 from latencylab.reports.names import short_name
+from latencylab.reports.provenance import capture_name, first_facts, manifest_rows
 
 # Of each kind of step; the CSV tables hold all of them.
 STEP_ROWS = 200
@@ -67,6 +66,12 @@ def render_html(analysis: Analysis) -> str:
         for view in (rank.main, *rank.others)
         for name, figure in view.figures.items()
     }
+    sections = [
+        timelines.Section(view.key, view.rank, view.kind)
+        for rank in ranks
+        for view in (rank.main, *rank.others)
+        if view.median is not None
+    ]
     page = (
         _environment()
         .get_template("page.html")
@@ -74,48 +79,18 @@ def render_html(analysis: Analysis) -> str:
             analysis=analysis,
             ranks=ranks,
             capture=capture_name(analysis),
+            facts=first_facts(analysis.manifest) if analysis.manifest else [],
             manifest=list(manifest_rows(analysis.manifest or {})),
+            timed=bool(sections),
             figures_json=Markup(fmt.script_json(drawn)),  # noqa: S704  (escaped for a script element)
             timelines_json=Markup(_TIMELINES),  # noqa: S704  (replaced below)
             plotly_js=Markup(get_plotlyjs()),  # noqa: S704  (plotly's own file)
         )
     )
-    sections = [
-        timelines.Section(view.key, view.rank, view.kind)
-        for rank in ranks
-        for view in (rank.main, *rank.others)
-        if view.median is not None
-    ]
     if not sections:
         return page
     embedded = timelines.embed(sections, LIMIT - len(page.encode("utf-8")))
     return page.replace(_TIMELINES, fmt.script_json(embedded))
-
-
-def capture_name(analysis: Analysis) -> str:
-    """The capture's own name, without the folders that it lies in."""
-    return PureWindowsPath(PurePath(analysis.capture_path).name).name or "capture"
-
-
-def manifest_rows(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The manifest flattened: `server.tp` and `4`."""
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from manifest_rows(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple) and any(isinstance(v, dict | list | tuple) for v in value):
-        for i, inner in enumerate(value):
-            yield from manifest_rows(inner, f"{path}[{i}]")
-    elif isinstance(value, list | tuple):
-        yield path, ", ".join(_fact(v) for v in value) or fmt.MISSING
-    elif path:
-        yield path, _fact(value)
-
-
-def _fact(value: Any) -> str:
-    """One value of a manifest."""
-    if isinstance(value, float) and fmt.finite(value) is None:
-        return fmt.MISSING
-    return fmt.MISSING if value in (None, {}, "") else str(value)
 
 
 def _rank_view(number: int, rank: RankFindings) -> RankView:
@@ -144,9 +119,15 @@ def _kind_view(key: str, rank: RankFindings, kind: KindFindings, window: WindowP
         syncs=summary.ordered_syncs(kind),
         steps=summary.own_steps(rank, kind),
         slowest=summary.slowest(rank, kind),
-        median=next((s for t in rank.timelines for s in rank.steps if s.index == t.step and s.kind == kind.kind), None),
+        median=_median(rank, kind),
         figures={name: figure for name, figure in made.items() if figure is not None},
     )
+
+
+def _median(rank: RankFindings, kind: KindFindings) -> Step | None:
+    """The median step of a kind, whose timeline leads those of the kind; None without timelines."""
+    steps = {step.index: step for step in summary.own_steps(rank, kind)}
+    return next((steps[line.step] for line in rank.timelines if line.step in steps), None)
 
 
 def _environment() -> Environment:

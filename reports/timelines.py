@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from latencylab.model.findings import KindFindings, RankFindings, Step
-from latencylab.model.timeline import CAUSES, HostBoxes, Timeline
+from latencylab.model.timeline import CAUSES, CallBoxes, HostBoxes, Timeline
 from latencylab.model.trace import I64, MISSING, Table
 from latencylab.reports import format as fmt
 from latencylab.reports import summary
@@ -30,15 +30,15 @@ _TONES = (
     ("--host", "host in Python or untraced"),
     ("--host-2", "host in an API call"),
     ("--host-3", "host in a framework op"),
-    ("--host-4", "host elsewhere: GC, waiting, profiler"),
-    ("--bad-bg", "host held up by a blocking call"),
+    ("--host-4", "host elsewhere: GC, waiting for others, the profiler"),
+    ("--bad-bg", "host in a blocking call, or late because of one"),
     ("--gpu", "GPU, between the ops of one graph"),
     ("--gpu-2", "GPU, queued in time but started late"),
     ("--unknown", "no launch on record"),
 )
 _OWED = 4
 _BY_CAUSE = {"in_graph": 5, "dispatch": 6, "launch_latency": 6, "unknown": 7}
-_BY_DOING = {"api": 1, "framework": 2}
+_BY_DOING = {"api": 1, "framework": 2, "sync": _OWED}
 
 # Kernel classes with a colour of their own.
 _CLASSES = 5
@@ -64,6 +64,22 @@ class Strings:
             self.short[row] = short
         return row
 
+    def state(self) -> tuple[int, int]:
+        """How many names and short names there are."""
+        return len(self.rows), len(self.short)
+
+    def since(self, state: tuple[int, int]) -> list[Any]:
+        """All that came since then."""
+        return [list(self.rows)[state[0] :], list(self.short.items())[state[1] :]]
+
+    def forget(self, state: tuple[int, int]) -> None:
+        """Go back to how it was then."""
+        names, shorts = self.since(state)
+        for name in names:
+            del self.rows[name]
+        for row, _ in shorts:
+            del self.short[row]
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -84,25 +100,28 @@ def embed(sections: Sequence[Section], room: int) -> Data:
     long as they fit into so many bytes of a script element.
     """
     strings = Strings()
-    views = {section.key: _view(section, strings) for section in sections}
-    room -= _size(views) + _size(list(strings.rows))
+    views: dict[str, Data] = {}
+    page = {"strings": [], "short": strings.short, "tones": _TONES, "views": views}
+    room -= _size(page)
     candidates = [
-        (0 if place == 0 else 1 if nth == 0 else 2, place, section.key, line, step)
+        (0 if place == 0 else 1 if nth == 0 else 2, place, section, line, step)
         for nth, section in enumerate(sections)
         for place, (line, step) in enumerate(section.timelines())
     ]
-    first = True
-    for _, _, key, line, step in sorted(candidates, key=lambda one: one[:2]):
-        known = len(strings.rows)
-        data: Data | str = encode(line, step, strings)
-        if not first:
-            data = pack(data)
-        first = False
-        room -= _size(list(strings.rows)[known:])
-        if _size(data) <= room:
-            room -= _size(data) + 16
-            views[key]["data"][line.step] = data
-    return {"strings": list(strings.rows), "short": strings.short, "tones": _TONES, "views": views}
+    for nth, (_, _, section, line, step) in enumerate(sorted(candidates, key=lambda one: one[:2])):
+        known = strings.state()
+        view = views.get(section.key)
+        made = _view(section, strings) if view is None else view
+        plain = encode(line, step, strings)
+        size = _size(strings.since(known)) + (_size(made) + len(section.key) + 4 if view is None else 0)
+        data: Data | str = plain if nth == 0 and _size(plain) + size <= room else pack(plain)
+        size += _size(data) + len(f'"{line.step}":,')
+        if size <= room:
+            room -= size
+            views.setdefault(section.key, made)["data"][line.step] = data
+        else:
+            strings.forget(known)
+    return page | {"strings": list(strings.rows)}
 
 
 def encode(line: Timeline, step: Step, strings: Strings) -> Data:
@@ -111,18 +130,20 @@ def encode(line: Timeline, step: Step, strings: Strings) -> Data:
     Of the columns `t` (start) and `call` each value is the difference to the one before.
     """
     names = [strings.row(name) for name in line.names]
-    kernels = {int(row): strings.kernel(line.names[row]) for row in np.unique(line.gpu.name)}
-    words = {int(row): strings.row(summary.cause(line.names[row])) for row in np.unique(line.gaps.doing)}
-    words |= {int(row): strings.row(summary.cause(line.names[row])) for row in np.unique(line.gaps.blame)}
+    kernels = {row: strings.kernel(line.names[row]) for row in np.unique(line.gpu.name).tolist()}
+    labels = np.unique(np.concatenate([line.gaps.doing, line.gaps.blame])).tolist()
+    words = {row: strings.row(summary.cause(line.names[row])) for row in labels if row >= 0}
 
     def named(column: I64, table: Mapping[int, int] | None = None) -> list[int]:
-        return [MISSING if row < 0 else names[row] if table is None else table[row] for row in column.tolist()]
+        return [
+            MISSING if row < 0 else names[row] if table is None else table[row] for row in column.tolist()
+        ]
 
     def boxes(table: Table, **columns: list[int]) -> Data:
         ends = (table.end - table.start).tolist()
         return {"t": np.diff(table.start, prepend=line.start).tolist(), "d": ends, **columns}
 
-    def host(table: HostBoxes) -> Data:
+    def host(table: HostBoxes | CallBoxes) -> Data:
         return boxes(table, track=table.thread.tolist(), lane=table.lane.tolist(), name=named(table.name))
 
     calls, gpu, gaps, legs, waits = line.calls, line.gpu, line.gaps, line.legs, line.waits
@@ -223,5 +244,7 @@ def _why(step: Step, strings: Strings) -> list[list[Any]]:
     shown = [[strings.row(what), round(us * 1000)] for what, us in rows[:_REASONS]]
     rest = rows[_REASONS:]
     if rest:
-        shown.append([strings.row(fmt.count(len(rest), "smaller difference")), round(sum(us for _, us in rest) * 1000)])
+        shown.append(
+            [strings.row(fmt.count(len(rest), "smaller difference")), round(sum(us for _, us in rest) * 1000)]
+        )
     return shown

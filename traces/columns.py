@@ -12,7 +12,7 @@ import numpy as np
 
 from latencylab.model.trace import I64, U8, Bool
 from latencylab.traces.digits import ABSENT, OK, QUOTED, UNREADABLE, parse_us, to_int64
-from latencylab.traces.events import API, GPU, IGNORED, OPS, OVERHEAD, SPANS, SYNC, WORK, Event
+from latencylab.traces.events import API, GPU, IGNORED, OPS, OVERHEAD, PROFILER, SPANS, SYNC, WORK, Event
 
 _LABEL = re.compile(r"\[([A-Za-z]+\d+(?:[-_ ][A-Za-z]+\d+)*)\]\s*")
 _PHASES = frozenset("XBEbenisftMPNODSTpFCRcvVa(),")
@@ -72,7 +72,7 @@ class Collector:
                 rows.append(event)
             elif event.cat != "ac2g":  # flows, half of all events
                 self._add_other(event)
-        groups = [(c.lower(), rows) for c, rows in complete.items() if c.lower() not in IGNORED - {"trace"}]
+        groups = [(c.lower(), rows) for c, rows in complete.items() if c.lower() not in IGNORED]
         flat = [event for _, rows in groups for event in rows]
         start, start_state = parse_us([event.ts for event in flat])
         duration, duration_state = parse_us([event.dur for event in flat])
@@ -121,9 +121,10 @@ class Collector:
                 rank.spans_start = rank.spans_start or int(times[0])
 
     def _add_rows(self, rank: RankEvents, category: str, rows: _Rows) -> None:
-        if category == "trace":
+        if category == PROFILER:
             for i, event in enumerate(rows.events):
-                if event.name.startswith("PyTorch Profiler") and not rows.duration_state[i]:
+                readable = rows.start_state[i] == rows.duration_state[i] == OK
+                if event.name.startswith("PyTorch Profiler") and readable:
                     rank.spans_start = int(rows.start[i])
                     rank.spans_end = int(rows.start[i] + rows.duration[i])
             return

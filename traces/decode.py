@@ -21,7 +21,7 @@ from latencylab.traces.header import NoTraceError, find_head, no_events, read_ta
 from latencylab.traces.repair import Repairer
 
 _DECODER = msgspec.json.Decoder(list[Event])
-_EVENT = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|args|id)"\s*:')
+_EVENT = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:')
 _CUT = re.compile(rb"\}\s*,\s*\Z")
 _QUOTE_COLON = int.from_bytes(b'":', "little")
 # The last bytes of each key with its opening quote, by how far a word of eight bytes is shifted to show them.

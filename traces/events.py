@@ -67,6 +67,7 @@ SPANS = {"user_annotation"}
 FRAMES = {"python_function", "python"}
 SYNC = "cuda_sync"
 OVERHEAD = "overhead"
+PROFILER = "trace"  # the profiler's own record
 WORK = {*GPU, *API, *OPS, *SPANS, *FRAMES, SYNC, OVERHEAD}
 # Rows that say nothing about time on host or GPU: flows, markers, and annotations widened over GPU work.
 IGNORED = {
@@ -81,5 +82,4 @@ IGNORED = {
     "fwdbwd",
     "gpu_pm_counter",
     "gpu_user_annotation",
-    "trace",
 }

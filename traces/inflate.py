@@ -16,7 +16,7 @@ from latencylab.model.integrity import InputError
 # Reading is streamed, so the limit is no matter of memory: it stops a crafted file from keeping a reader
 # busy for hours. JSON of 4 GiB is several million events, beyond any capture that a viewer can open.
 MAX_BYTES = 4 << 30
-BLOCK = 4 << 20
+BLOCK = 1 << 20
 _GZIP_PIECE = 16 << 10  # deflate expands at most 1032 times: one piece never gives over 17 MB
 _Damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # the stub is wrong
 _GZIP = b"\x1f\x8b"
@@ -52,7 +52,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_blocks(path: Path, max_bytes: int, notes: Counter[str]) -> Iterator[bytes]:
-    """The file's text in blocks of about 4 MiB, inflated if it is gzip.
+    """The file's text in blocks of about 1 MiB, inflated if it is gzip.
 
     A gzip stream that ends early or is damaged gives all that it still holds and is noted as `truncated`
     or `corrupt_gzip`. Raises InputError for other kinds of file, and for gzip data of over `max_bytes`.
@@ -96,28 +96,28 @@ def _members(file: BinaryIO, notes: Counter[str]) -> Iterator[bytes]:
     """Inflated pieces of all gzip members of the file."""
     stream = isal_zlib.decompressobj(31)
     member = 0  # offset of the current member
-    while piece := file.read(_GZIP_PIECE):
-        while piece:
-            at = file.tell() - len(piece)
-            try:
-                yield stream.decompress(piece)
-            except _Damaged:
-                notes["corrupt_gzip"] += 1
-                yield _rescue(file, member, at)
+    rest = b""
+    while piece := rest or file.read(_GZIP_PIECE):
+        try:
+            yield stream.decompress(piece)
+        except _Damaged:
+            notes["corrupt_gzip"] += 1
+            yield _rescue(file, member, file.tell() - len(piece))
+            return
+        rest = b""
+        if stream.eof:
+            rest = stream.unused_data or file.read(_GZIP_PIECE)
+            while rest and not rest.strip(b"\0"):  # padding is legal
+                rest = file.read(_GZIP_PIECE)
+            rest = rest.lstrip(b"\0")
+            member = file.tell() - len(rest)
+            if not rest:
                 return
-            piece = b""
-            if stream.eof:
-                piece = stream.unused_data
-                member = file.tell() - len(piece)
-                # Zero padding after the last member is legal.
-                if not piece.strip(b"\0") and len(piece) < _GZIP_PIECE:
-                    piece = b""
-                if piece and not piece.startswith(_GZIP):
-                    notes["trailing_data"] += 1
-                    return
-                stream = isal_zlib.decompressobj(31)
-    if not stream.eof and file.tell() > member:
-        notes["truncated"] = 1
+            if not rest.startswith(_GZIP[: len(rest)]):
+                notes["trailing_data"] += 1
+                return
+            stream = isal_zlib.decompressobj(31)
+    notes["truncated"] = 1
 
 
 def _rescue(file: BinaryIO, member: int, at: int) -> bytes:

@@ -87,8 +87,9 @@ class Repairer:
             return -1
         close = -1
         for bracket in _BRACKET.finditer(text, at, start):
-            ends_text = is_last and bracket.end() == len(text)
-            if ends_text or (not self._is_array and _KEY_FOLLOWS.match(text, bracket.end())):
+            # After an array root nothing follows, after the events of an object its brace or another key.
+            ends = is_last and (start if self._is_array else bracket.end()) == len(text)
+            if ends or (not self._is_array and _KEY_FOLLOWS.match(text, bracket.end())):
                 self.closed = True
                 gap, close = text[at : bracket.start()], bracket.end()
                 break

@@ -82,12 +82,12 @@ class TimelineCanvas {
     c.textBaseline = "middle";
     this.drawAxis(height);
     for (const group of this.step.groups) {
-      c.fillStyle = this.colours("--quiet");
-      c.fillText(group.label, 2, group.top - 7);
       if (group.kind === "gaps") this.drawIdle(group);
       else this.drawBoxes(group);
     }
     this.drawOutside();
+    c.fillStyle = this.colours("--quiet");
+    for (const group of this.step.groups) c.fillText(group.label, 2, group.top - 7);
     this.drawWaits();
     this.drawLinks();
     if (this.hover) this.drawHover();
@@ -104,7 +104,8 @@ class TimelineCanvas {
     const rough = ((this.to - this.from) / this.width) * 95;
     const power = 10 ** Math.floor(Math.log10(rough));
     const tick = [1, 2, 5, 10].map((m) => m * power).find((t) => t >= rough);
-    for (let t = Math.ceil(this.from / tick) * tick; t <= this.to; t += tick) {
+    for (let n = Math.ceil(this.from / tick); n * tick <= this.to; n++) {
+      const t = n * tick || 0; // never -0
       const x = Math.round(this.x(t)) + 0.5;
       c.fillStyle = this.colours("--line");
       c.fillRect(x, 14, 1, height - 14);

@@ -1,10 +1,11 @@
 // The controls around each timeline: which step, why it was slow, its legend and the things to look at.
 const timelinePanels = (() => {
   const panels = new Map();
+  panels.start = () => {};
   if (!timelineData) return panels;
   const { views, tones, long, us, signed, ms, Step, open } = timelineData;
   const root = document.documentElement;
-  const LISTED = 8;
+  const LISTED = 6;
 
   const make = (tag, text, attributes = {}) => {
     const made = document.createElement(tag);
@@ -142,10 +143,15 @@ const timelinePanels = (() => {
       const present = new Set(this.step.gpu.cls);
       const shown = this.view.classes.filter((name) => present.has(name));
       const kernels = shown.map((name) => key(`--k${this.view.classes.indexOf(name)}`, long(name)));
+      const line = (title, keys) => {
+        const made = make("div", null);
+        made.append(make("b", title), ...keys);
+        return made;
+      };
+      const shares = tones.flatMap(([colour, text], i) => (idle[i] ? [key(colour, `${text}: ${us(idle[i])} µs`)] : []));
       this.part(".keys").replaceChildren(
-        make("b", "GPU idle"),
-        ...tones.flatMap(([colour, text], i) => (idle[i] ? [key(colour, `${text}: ${us(idle[i])} µs`)] : [])),
-        make("b", "GPU busy"), ...kernels, key("--k5", "other kernels and copies"),
+        line("GPU idle", shares),
+        line("GPU busy", [...kernels, key("--k5", "other kernels and copies")]),
       );
     }
 
@@ -166,10 +172,11 @@ const timelinePanels = (() => {
       const gaps = idle.filter((gap) => gap.own).sort((a, b) => (b.end - b.start) - (a.end - a.start)).slice(0, 40);
       items.push(...gaps.map((gap) => {
         const parts = [...gap.parts].sort((a, b) => b[1] - a[1]);
-        const why = parts.slice(0, 3).map(([name, ns]) => (parts.length > 1 ? `${us(ns)} ${name}` : name));
-        if (parts.length > 3) why.push(`${parts.length - 3} more`);
-        const ended = gap.op < 0 ? "" : `; then ${timelineData.brief(gpu.name[gap.op])}, ${this.step.launchOf(gap.op)}`;
-        return { start: gap.start, end: gap.end, what: make("td", `GPU idle: ${why.join("; ")}${ended}`) };
+        const why = parts.slice(0, 2).map(([name, ns]) => (parts.length > 1 ? `${us(ns)} µs ${name}` : name));
+        if (parts.length > 2) why.push(`${parts.length - 2} more`);
+        const ended = gap.op < 0 ? "" : `, until ${timelineData.brief(gpu.name[gap.op])}`;
+        const what = make("td", `${gap.late ? "GPU waits for the host: " : "GPU idle: "}${why.join(", ")}${ended}`);
+        return { start: gap.start, end: gap.end, what };
       }));
       const rows = items.map(({ start, end, what }) => {
         const at = make("th", null, { scope: "row", class: "n" });
@@ -212,7 +219,7 @@ const timelinePanels = (() => {
     }
 
     goTo(from, to) {
-      const margin = Math.max((to - from) * 0.6, 20000);
+      const margin = Math.max((to - from) * 0.5, 80000);
       this.canvas.zoomTo(from - margin, to + margin);
       this.part(".stage").scrollIntoView({ block: "nearest" });
     }
@@ -226,7 +233,11 @@ const timelinePanels = (() => {
   }
 
   const start = (section) => {
-    if (!panels.has(section.dataset.view) && section.checkVisibility()) {
+    if (!views[section.dataset.view]) {
+      section.querySelector(".live").replaceChildren(
+        make("p", "No step of this section is in this page, to keep it small enough to send.", { class: "note" }),
+      );
+    } else if (!panels.has(section.dataset.view) && section.checkVisibility()) {
       panels.set(section.dataset.view, new Panel(section));
     }
   };

@@ -51,12 +51,12 @@ const timelineData = (() => {
       for (let i = 0; i < t.length; i++) {
         let gap = gaps.at(-1);
         if (!gap || gap.end !== t[i] || !own[i] !== !gap.own) {
-          gap = { start: t[i], own: own[i], parts: new Map() };
+          gap = { start: t[i], own: own[i], late: blame[i] >= 0, parts: new Map() };
           gaps.push(gap);
         }
         gap.end = t[i] + d[i];
         gap.op = op[i];
-        const why = blame[i] >= 0 ? `host late, ${tone[i] === 4 ? "held up by " : ""}${long(blame[i])}` : tones[tone[i]][1];
+        const why = blame[i] < 0 ? tones[tone[i]][1] : (tone[i] === 4 ? "held up by " : "") + long(blame[i]);
         gap.parts.set(why, (gap.parts.get(why) ?? 0) + d[i]);
       }
       return gaps;
@@ -80,7 +80,7 @@ const timelineData = (() => {
       const on = (table, track) => [...table.t.keys()].filter((i) => table.track[i] === track);
       const all = (table) => [...table.t.keys()];
       this.threads.forEach((name, thread) => {
-        add("spans", `host ${long(name)}: spans`, this.spans, on(this.spans, thread));
+        add("spans", `${long(name)}: spans`, this.spans, on(this.spans, thread));
         if (withOps) add("ops", "framework ops", this.ops, on(this.ops, thread));
         add("calls", "API calls", this.calls, on(this.calls, thread));
       });
@@ -100,7 +100,7 @@ const timelineData = (() => {
       const at = `starts at ${us(table.t[i])} µs, takes ${us(table.d[i])} µs`;
       if (kind === "gpu") {
         return [long(table.name[i]), [at, `${long(table.cls[i])}, stream ${this.streams[table.track[i]]}`,
-          this.launchOf(i), table.own[i] ? "" : "belongs to a neighbouring step"]];
+          this.launchOf(i), table.own[i] ? "" : "starts in a neighbouring step"]];
       }
       if (kind === "calls") {
         const wait = this.waitAt(i);
@@ -114,7 +114,7 @@ const timelineData = (() => {
       if (kind === "waits") {
         const waited = table.name[i] >= 0 ? `waits for ${brief(table.name[i])}` : "what it waits for is not known";
         return [long(table.site[i]), [`blocking call, ${this.verdict(i)[0] || "no verdict"}`, at, waited,
-          `of it blocked ${us(table.blocked[i])} µs until that was done`]];
+          `blocked for ${us(table.blocked[i])} of its ${us(table.d[i])} µs`]];
       }
       if (kind === "gaps") return this.describeGap(i);
       if (kind === "legs") return [`leg ${long(table.name[i])}`, [at]];

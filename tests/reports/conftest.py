@@ -1,12 +1,20 @@
-"""Hand-made analyses: a real-looking one, one of hostile names, and one of a trace without steps."""
+"""Analyses: a real-looking one, one of hostile names, one of a trace without steps, a simulated one; and a
+browser to show their pages in."""
 
 from __future__ import annotations
 
 import math
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import synth
+from latencylab.analyzers import analyze
+from latencylab.model.capture import Capture
 from latencylab.model.findings import (
     Analysis,
     Difference,
@@ -275,6 +283,15 @@ def analysis() -> Analysis:
     return make()
 
 
+@pytest.fixture(scope="session")
+def simulated() -> Analysis:
+    """Two kinds of step of a simulated trace, with their timelines."""
+    shape = synth.Shape(host=60_000, stall=True)
+    extras = (synth.Extra(6, synth.Gc(900_000)), synth.Extra(9, synth.Python(400_000)))
+    loop = synth.decode_loop(["prefill"] * 2 + ["nextn"] * 14, shape, extras)
+    return analyze(Capture("runs/simulated", None, None, (synth.to_trace(synth.find(loop).run),)))
+
+
 @pytest.fixture
 def four_ranks() -> Analysis:
     return make(4)
@@ -302,3 +319,44 @@ def any_analysis(request: pytest.FixtureRequest) -> Analysis:
         "no ranks": lambda: replace(empty, ranks=()),
     }
     return made[request.param]()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium, whose console is recorded."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium, driver = (
+        shutil.which("chromium") or shutil.which("chromium-browser"),
+        shutil.which("chromedriver"),
+    )
+    if not (chromium and driver):
+        pytest.skip("needs chromium and its driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield made
+    made.quit()
+
+
+@pytest.fixture
+def show(browser: Any) -> Callable[[Path, int, str], None]:
+    """Load a page as a screen of some width shows it, with every folded part open, and wait until it is drawn."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def load(page: Path, width: int, theme: str) -> None:
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        features = [{"name": "prefers-color-scheme", "value": theme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        browser.get(page.as_uri())
+        browser.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; });")
+        drawn = (
+            "return [...document.querySelectorAll('.plot')].every((p) => p.querySelector('.main-svg'))"
+            " && [...document.querySelectorAll('.timeline')].every((t) => t.dataset.shown);"
+        )
+        WebDriverWait(browser, 20).until(lambda b: b.execute_script(drawn))
+
+    return load

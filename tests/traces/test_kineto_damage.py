@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 Rows = list[tuple[Any, ...]]
-EXAMPLES = settings(max_examples=150, deadline=None)
+EXAMPLES = settings(max_examples=100, deadline=None)
 STRUCTURE = '{}[]",:\\'
 NUMBERS = ("ts", "dur")
 ODD: tuple[Any, ...] = (

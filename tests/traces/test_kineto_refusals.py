@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
+import random
 import sqlite3
 import tracemalloc
 from pathlib import Path
@@ -131,3 +133,71 @@ def test_stretch_without_events_is_not_held(kineto: Kineto, monkeypatch: pytest.
 
 def test_damage_beyond_repair(kineto: Kineto) -> None:
     assert "beyond repair" in refusal(kineto.write(b"[" + b'{"ph" ,' * 30_000))
+
+
+def test_failing_disk(kineto: Kineto, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(io.BytesIO):
+        def read(self, *_: object) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    path = kineto.write("{}")
+    monkeypatch.setattr(Path, "open", lambda *_: Failing())
+    assert refusal(path) == "cannot be read: Input/output error"
+
+
+@pytest.mark.parametrize(
+    ("tail", "code"),
+    [
+        (b"junk", "trailing_data"),
+        (b'[{"ph": "X"}]', "stray_text"),
+        (b"\n  \n", None),
+    ],
+)
+def test_after_an_array(kineto: Kineto, tail: bytes, code: str | None) -> None:
+    trace = kineto.one(json.dumps(kineto.base()).encode() + tail)
+    assert len(trace.gpu) == 20
+    assert (code in kineto.issues(trace)) == (code is not None)
+
+
+@pytest.mark.parametrize(("tail", "codes"), [(b"\0" * 512, set()), (b"junk", {"trailing_data"})])
+def test_after_gzip(kineto: Kineto, tail: bytes, codes: set[str]) -> None:
+    trace = kineto.one(gzip.compress(kineto.document(kineto.base()).encode()) + tail)
+    assert len(trace.gpu) == 20
+    assert set(kineto.issues(trace)) == codes
+
+
+def test_gzip_gives_all_up_to_its_damage(kineto: Kineto) -> None:
+    rng = random.Random(1)
+    events = [e | {"name": rng.randbytes(40).hex()} for i in range(40) for e in kineto.base(1e12 + 200.5 * i)]
+    packed = bytearray(gzip.compress(kineto.document(events).encode()))
+    assert len(packed) > 5 * 16384
+    at = len(packed) // 2
+    packed[at : at + 64] = b"\xff" * 64
+    trace = kineto.one(bytes(packed))
+    assert kineto.issues(trace)["corrupt_gzip"] == ("warning", 1)
+    assert 380 < len(trace.gpu) < 800
+
+
+def test_damaged_keys_after_the_events(kineto: Kineto) -> None:
+    events = json.dumps(kineto.base())
+    keys = json.dumps(kineto.header)[1:]
+    for damaged, code in ((keys.replace('"nccl"', "nccl"), "damaged_header"), (keys[:-9], "truncated")):
+        trace = kineto.one(f'{{"traceEvents": {events}, {damaged}')
+        assert kineto.issues(trace)[code] == ("warning", 1)
+        assert trace.device_name == "NVIDIA H200"
+        assert trace.gpu.start[0] > kineto.base_ns or "truncated" in kineto.issues(trace)
+
+
+def test_damaged_keys_before_the_events(kineto: Kineto) -> None:
+    text = kineto.document(kineto.base()).replace('"schemaVersion": 1,', '"schemaVersion": 1, "rank" 5,')
+    trace = kineto.one(text)
+    assert kineto.issues(trace) == {"damaged_header": ("warning", 1)}
+    assert trace.gpu.start[0] > kineto.base_ns
+
+
+def test_events_after_a_bracket_too_many(kineto: Kineto) -> None:
+    events = [json.dumps(e) for e in kineto.base()]
+    text = json.dumps(kineto.header)[:-1] + ', "traceEvents": [' + ",".join(events[:30]) + "]},"
+    trace = kineto.one(text + ",".join(events[30:]) + "]}")
+    assert len(trace.gpu) == 20
+    assert {i.severity for i in trace.issues} == {"warning"}

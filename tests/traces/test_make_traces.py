@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from latencylab.traces.kineto import read_kineto
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "make_traces.py"

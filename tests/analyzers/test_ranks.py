@@ -1,0 +1,260 @@
+"""Pairing, clocks and blame across ranks against simulated ranks whose truth is known."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from latencylab.analyzers import analyze
+from latencylab.analyzers.kernels import load_classes
+from latencylab.analyzers.ranks import RankSet, join_ranks
+from latencylab.analyzers.view import RankView
+from latencylab.model.capture import Capture
+from latencylab.model.trace import Trace
+from synth import ranks
+
+JITTER = {"gpu_jitter": 2_000, "host_jitter": 1_000}
+
+
+def clocks(seed: int, count: int = 4) -> tuple[ranks.Clock, ...]:
+    """Offsets of up to 5 ms and drifts of up to 50 ppm, of all ranks but the first."""
+    rng = random.Random(seed)
+    return (
+        ranks.Clock(),
+        *(
+            ranks.Clock(offset=rng.randint(-5_000_000, 5_000_000), ppb=rng.randint(-50_000, 50_000))
+            for _ in range(count - 1)
+        ),
+    )
+
+
+def join(traces: tuple[Trace, ...]) -> RankSet:
+    joined = join_ranks(tuple(RankView.of(trace, load_classes()) for trace in traces))
+    assert joined is not None
+    return joined
+
+
+def play(**shape: Any) -> tuple[RankSet, ranks.RankTruth]:
+    """Some 500 collectives of TP4, joined, and the truth."""
+    shape = {"steps": 11, "clocks": clocks(1, shape.get("ranks", 4)), **shape}
+    run = ranks.simulate(ranks.decode_ranks(**shape))
+    return join(ranks.to_traces(run)), ranks.find(run)
+
+
+def instances(joined: RankSet, truth: ranks.RankTruth) -> list[set[int]]:
+    """Per paired collective the true instances that its ranks' ops are of: one, if it is right."""
+    return [
+        {
+            int(truth.rows[r][joined.ranks[r].op[row]])
+            for r, row in enumerate(joined.pairing.row[i].tolist())
+            if row >= 0
+        }
+        for i in range(len(joined.pairing))
+    ]
+
+
+def assert_clocks(joined: RankSet, truth: ranks.RankTruth, within_ns: float = 1_000) -> None:
+    for r, clock in enumerate(joined.clocks[1:], start=1):
+        offset, _ = truth.relative(r, 0, clock.t0)
+        assert clock.low <= offset <= clock.high
+        assert abs(clock.offset - offset) < within_ns
+
+
+SCENES: dict[str, dict[str, Any]] = {
+    "alike steps": {},
+    "jitter": JITTER,
+    "two-shot": {"kind": "two_shot", **JITTER},
+    "NCCL": {"kind": "nccl", **JITTER},
+    "push": {"kind": "push", **JITTER},
+    "fused under PDL": {"kind": "fused", "pdl": 4_000, "waits_along": True, **JITTER},
+    "a group of two": {"subgroup": (1, 2), **JITTER},
+    "8 ranks": {"ranks": 8, **JITTER},
+    "2 ranks": {"ranks": 2, **JITTER},
+    "one clock": {"clocks": (ranks.Clock(),) * 4, **JITTER},
+    "seconds apart": {"clocks": (ranks.Clock(), *(ranks.Clock(offset=k * 700_000_000) for k in (1, -2, 3)))},
+    "a rank begins late": {"captures": tuple(ranks.Capture(skip=k) for k in (0, 7, 0, 60)), **JITTER},
+    "the reference begins late": {"captures": tuple(ranks.Capture(skip=k) for k in (70, 7, 0, 0)), **JITTER},
+    "one is lost": {"captures": (*(ranks.Capture(),) * 2, ranks.Capture(lost=(30, 200)), ranks.Capture())},
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_collectives_are_paired_and_clocks_found(scene: str) -> None:
+    joined, truth = play(**SCENES[scene])
+    assert all(len(found) == 1 for found in instances(joined, truth))
+    recorded = [
+        sum(member.recorded for member in one.members.values()) for one in truth.instances if not one.host
+    ]
+    assert len(joined.pairing) == sum(count > 1 for count in recorded)
+    assert_clocks(joined, truth)
+
+
+@pytest.mark.parametrize("kind", ["one_shot", "two_shot", "nccl", "push"])
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_rank_that_is_always_last(kind: str, rank: int) -> None:
+    always = ranks.Inject(rank, None, None, "kernel", 5_000)
+    joined, truth = play(kind=kind, injects=(always,))
+    assert_clocks(joined, truth)
+    assert (joined.skew.last[joined.skew.resolved] == rank).mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("cause", "named"),
+    [
+        ("kernel", "GPU work: "),
+        ("python", "host idle: span sampler.python"),
+        ("gc", "host idle: gc"),
+        ("blocking", "host idle: "),
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_culprit_and_its_cause_are_named(cause: Any, named: str, seed: int) -> None:
+    rng = random.Random(seed)
+    injected = tuple(
+        ranks.Inject(rng.randrange(4), step, 4, cause, rng.randint(20_000, 90_000)) for step in range(2, 10)
+    )
+    joined, truth = play(injects=injected, drain=cause != "kernel", clocks=clocks(seed), seed=seed)
+    main = joined.causes.main_cause(len(joined.pairing))
+    row = {found.pop(): i for i, found in enumerate(instances(joined, truth))}
+    for late in truth.lates:
+        i = row[late.instance.id]
+        assert joined.skew.resolved[i]
+        assert joined.skew.last[i] == late.late.rank == late.instance.last
+        assert main[i].startswith(named)
+
+
+def test_injected_work_of_over_2_us_is_found_in_99_of_100() -> None:
+    found = total = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        injected = tuple(
+            ranks.Inject(rng.randrange(4), step, at, "kernel", rng.randint(2_100, 40_000))
+            for step in range(1, 10)
+            for at in (3, 20, 40)
+        )
+        joined, truth = play(injects=injected, clocks=clocks(seed), seed=seed)
+        row = {its.pop(): i for i, its in enumerate(instances(joined, truth))}
+        main = joined.causes.main_cause(len(joined.pairing))
+        for late in truth.lates:
+            i = row[late.instance.id]
+            total += 1
+            found += bool(
+                joined.skew.resolved[i]
+                and joined.skew.last[i] == late.late.rank
+                and main[i].startswith("GPU work: ")
+            )
+    assert found / total >= 0.99
+
+
+def test_without_injection_nobody_is_named() -> None:
+    for kind in ("one_shot", "two_shot", "nccl"):
+        joined, _ = play(kind=kind)
+        assert not joined.skew.resolved.any()
+
+
+def test_waits_and_transfers_are_the_true_ones() -> None:
+    joined, truth = play(**JITTER)
+    by_id = {one.id: one for one in truth.instances}
+    for i, found in enumerate(instances(joined, truth)):
+        for r, member in by_id[found.pop()].members.items():
+            assert abs(int(joined.skew.wait[i, r]) - member.wait) < 1_500
+            assert abs(int(joined.skew.transfer[i, r]) - member.transfer) < 1_500
+
+
+def test_causes_add_up_to_the_mean_wait_of_the_others() -> None:
+    injected = tuple(ranks.Inject(step % 4, step, 5, "kernel", 30_000) for step in range(1, 10))
+    joined, _ = play(injects=injected, **JITTER)
+    skew, causes = joined.skew, joined.causes
+    total = np.bincount(causes.instance, causes.ns, len(joined.pairing))
+    for i in np.unique(causes.instance).tolist():
+        waits = np.delete(skew.arrival[i, skew.last[i]] - skew.arrival[i], skew.last[i])
+        assert total[i] == pytest.approx(
+            waits.mean(), abs=60
+        )  # a clock drifts by some ns between collectives
+
+
+def test_a_rank_that_diverges_for_good_is_reported() -> None:
+    joined, truth = play(captures=(*(ranks.Capture(),) * 3, ranks.Capture(diverge=300)), **JITTER)
+    assert all(len(found) == 1 for found in instances(joined, truth))
+    assert joined.pairing.diverges[:3] == (-1, -1, -1)
+    assert joined.pairing.diverges[3] == 300
+    assert joined.pairing.unpaired[3] > 100
+
+
+def test_a_profiler_that_starts_late_is_trimmed() -> None:
+    joined, _ = play(starts=(0, 0, 15_000_000, 0), **JITTER)
+    assert joined.skew.trimmed.sum() <= 3
+    usable = ~joined.skew.trimmed
+    assert joined.skew.spread[usable].max() < 2_000_000
+
+
+@cache
+def plain_run() -> tuple[Trace, ...]:
+    injected = (ranks.Inject(2, 3, 4, "kernel", 40_000), ranks.Inject(1, 5, 9, "kernel", 25_000))
+    shape: dict[str, Any] = {"steps": 8, "injects": injected, "clocks": clocks(7), **JITTER}
+    return ranks.to_traces(ranks.simulate(ranks.decode_ranks(**shape)))
+
+
+def moved(trace: Trace, by: int) -> Trace:
+    tables = {
+        name: replace(table, start=table.start + by, end=table.end + by)
+        for name in ("gpu", "api", "ops", "spans", "frames", "syncs", "overhead")
+        for table in [getattr(trace, name)]
+    }
+    return replace(trace, **tables)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.integers(-(10**9), 10**9), min_size=4, max_size=4))
+def test_a_constant_on_any_clock_changes_only_the_offsets(shifts: list[int]) -> None:
+    base = join(plain_run())
+    other = join(tuple(moved(trace, by) for trace, by in zip(plain_run(), shifts, strict=True)))
+    assert (base.pairing.row == other.pairing.row).all()
+    assert (base.skew.last == other.skew.last).all()
+    assert (base.skew.resolved == other.skew.resolved).all()
+    assert abs(base.skew.wait - other.skew.wait).max() <= 2
+    for r in range(1, 4):
+        change = other.clocks[r].offset - base.clocks[r].offset
+        assert change == pytest.approx(shifts[r] - shifts[0], abs=100)
+
+
+def test_one_clock_comes_out_near_zero() -> None:
+    joined, _ = play(clocks=(ranks.Clock(),) * 4, **JITTER)
+    for clock in joined.clocks[1:]:
+        assert clock.low < 0 < clock.high
+        assert abs(clock.offset) < 500
+
+
+def test_the_analysis_holds_the_ranks_findings() -> None:
+    always = ranks.Inject(2, None, 4, "kernel", 30_000)
+    shape: dict[str, Any] = {"steps": 11, "clocks": clocks(3), "injects": (always,)}
+    traces = ranks.to_traces(ranks.simulate(ranks.decode_ranks(**shape)))
+    found = analyze(Capture("synthetic", None, None, traces))
+    assert found.alignment is not None
+    assert found.collectives is not None
+    late = found.collectives.late[0]
+    assert (late.rank, late.share > 0.9) == (2, True)
+    assert max(late.causes, key=lambda name: late.causes[name]).startswith("GPU work: ")
+    assert sum(late.causes.values()) == pytest.approx(late.wait_us, rel=0.05)
+    assert "rank 2" in found.verdict.text
+    for rank in found.ranks:
+        parts = rank.main.step_us
+        assert parts is not None
+        assert parts.collective_wait is not None
+        assert 0 <= parts.collective_wait <= parts.busy
+    waits = [rank.main.step_us.collective_wait for rank in found.ranks if rank.main.step_us]
+    assert waits[2] == min(waits)  # type: ignore[type-var]
+
+
+def test_a_rank_alone_is_said_to_be_alone() -> None:
+    found = analyze(Capture("synthetic", None, None, plain_run()[:1]))
+    assert found.alignment is None
+    assert found.collectives is None
+    assert "rank_alone" in {issue.code for issue in found.integrity.issues}
