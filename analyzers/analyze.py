@@ -50,12 +50,29 @@ def analyze(
     Raises InputError where the capture has none of them, or where `classes`, a table of kernel classes to
     ask before the bundled one, cannot be used.
     """
+    return analyze_views(capture, view_ranks(capture, ranks=ranks, classes=classes), steps=steps, kind=kind)
+
+
+def view_ranks(
+    capture: Capture, *, ranks: Collection[int] | None = None, classes: Path | None = None
+) -> tuple[RankView, ...]:
+    """The passes that all analyses build on, of all or only these ranks. Raises InputError as `analyze`."""
     traces = [trace for trace in capture.traces if ranks is None or trace.rank in ranks]
     if not traces:
         there = ", ".join(str(trace.rank) for trace in capture.traces)
         raise InputError(f"{capture.path}: none of the ranks asked for; it has {there}")
     table = load_classes(classes)
-    views = tuple(RankView.of(trace, table) for trace in traces)
+    return tuple(RankView.of(trace, table) for trace in traces)
+
+
+def analyze_views(
+    capture: Capture,
+    views: tuple[RankView, ...],
+    *,
+    steps: tuple[int, int] | None = None,
+    kind: str | None = None,
+) -> Analysis:
+    """What `analyze` gives, from passes already made. Raises InputError as it does."""
     joined = join_ranks(views)
     chosen = [_choose(view, steps, kind, capture.path) for view in views]
     waits = joined.wait_alone if joined else (None,) * len(views)

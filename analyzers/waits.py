@@ -280,19 +280,41 @@ def _sites(
     legs: LegTable,
 ) -> tuple[I64, tuple[Site, ...]]:
     seams = _seams(calls, legs)
+    places = list(zip(calls.api, spans, ops, seams, strict=True))
+    reads = [_copy_read(trace, launches, copy) if copy >= 0 else None for copy in copies.tolist()]
+    usual: dict[Hashable, Counter[_Read]] = defaultdict(Counter)
+    for place, read in zip(places, reads, strict=True):
+        if read is not None:
+            usual[place][read] += 1
     rows: dict[Site, int] = {}
     site = np.zeros(len(calls), np.int64)
-    for i, copy in enumerate(copies.tolist()):
-        direction, size, op = "", None, ops[i]
-        if copy >= 0:
-            first = launches.first_op[copy]
-            direction = _direction(trace.names[trace.gpu.name[first]])
-            size = int(trace.gpu.bytes[first]) if trace.gpu.bytes[first] >= 0 else None
-            thread, time = int(launches.thread[copy]), int(launches.start[copy])
-            op = op or " > ".join(path_at(trace.ops, trace.names, thread, time))
-        key = Site(calls.api[i], calls.kind[i], spans[i], op, direction, size, seams[i])
+    for i, (place, read) in enumerate(zip(places, reads, strict=True)):
+        # A call whose copy was launched before the record began reads what the others of its place read.
+        read = read or (usual[place].most_common(1)[0][0] if usual[place] else _Read("", None, ""))
+        op = ops[i] or read.op
+        key = Site(calls.api[i], calls.kind[i], spans[i], op, read.direction, read.bytes, seams[i])
         site[i] = rows.setdefault(key, len(rows))
     return site, tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A copy that a call reads: direction and memory, bytes, and the framework ops that launched it."""
+
+    direction: str
+    bytes: int | None
+    op: str
+
+
+def _copy_read(trace: Trace, launches: Launches, copy: int) -> _Read:
+    first = launches.first_op[copy]
+    size = int(trace.gpu.bytes[first])
+    thread, time = int(launches.thread[copy]), int(launches.start[copy])
+    return _Read(
+        _direction(trace.names[trace.gpu.name[first]]),
+        size if size >= 0 else None,
+        " > ".join(path_at(trace.ops, trace.names, thread, time)),
+    )
 
 
 def _direction(copy: str) -> str:

@@ -18,7 +18,7 @@ from latencylab.model.findings import (
     Sync,
     WindowParts,
 )
-from latencylab.reports.format import amount, bounded_us, count, finite
+from latencylab.reports.format import amount, bounded_us, count, finite, us
 
 Role = Literal["wall", "busy", "host", "gpu", "unknown"]
 
@@ -194,6 +194,22 @@ def kinds(rank: RankFindings) -> list[KindFindings]:
 def gain(fix: Fix) -> str:
     """What a fix would give, µs per step: `≤ 3,190.0` where that is a bound."""
     return bounded_us(fix.us_per_step, "" if fix.calibrated else _BOUND_SIGN[fix.bound])
+
+
+def unseen(fix: Fix, kind: KindFindings) -> str:
+    """What a trace cannot show of a wait's cost: it shortens the run-ahead that host idle is missing."""
+    idle = kind.step_us.idle_host if kind.step_us else None
+    if (
+        fix.bound != "lower"
+        or fix.calibrated
+        or site_of(fix, kind) is None
+        or amount(idle) <= fix.us_per_step
+    ):
+        return ""
+    return (
+        "so much it waited in this trace; it also takes away the host's run-ahead, and so is behind some of"
+        f" the {us(idle)} µs/step that the GPU waits for the host"
+    )
 
 
 def bounds(fixes: Sequence[Fix]) -> str:

@@ -108,7 +108,10 @@ def embed(sections: Sequence[Section], room: int) -> Data:
         for nth, section in enumerate(sections)
         for place, (line, step) in enumerate(section.timelines())
     ]
+    smallest = room
     for nth, (_, _, section, line, step) in enumerate(sorted(candidates, key=lambda one: one[:2])):
+        if room < smallest / 2:  # full: no other will be as small as that
+            break
         known = strings.state()
         view = views.get(section.key)
         made = _view(section, strings) if view is None else view
@@ -116,6 +119,7 @@ def embed(sections: Sequence[Section], room: int) -> Data:
         size = _size(strings.since(known)) + (_size(made) + len(section.key) + 4 if view is None else 0)
         data: Data | str = plain if nth == 0 and _size(plain) + size <= room else pack(plain)
         size += _size(data) + len(f'"{line.step}":,')
+        smallest = min(smallest, size)
         if size <= room:
             room -= size
             views.setdefault(section.key, made)["data"][line.step] = data

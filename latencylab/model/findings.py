@@ -7,6 +7,7 @@ wall = busy + idle and idle = host + gpu + unknown hold to float precision.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Literal
 
 from latencylab.model.integrity import Integrity
@@ -322,7 +323,7 @@ class Collectives:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Analysis:
     """Everything found in one capture."""
 
@@ -335,3 +336,26 @@ class Analysis:
     ranks: tuple[RankFindings, ...]
     alignment: Alignment | None = None
     collectives: Collectives | None = None
+
+    def __repr__(self) -> str:
+        lines = [f"Analysis of {self.capture_path}, confidence {self.verdict.confidence}", self.verdict.text]
+        for rank in self.ranks:
+            parts = rank.main.step_us or rank.window_us
+            lines.append(
+                f"rank {rank.rank}: {rank.main.kind or 'window'}, {rank.main.steps.steady} of"
+                f" {rank.main.steps.found} steps steady; wall {parts.wall:,.1f} µs = busy {parts.busy:,.1f}"
+                f" + host {parts.idle_host:,.1f} + GPU {parts.idle_gpu:,.1f}"
+                f" + unknown {parts.idle_unknown:,.1f}"
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        head, verdict, *ranks = (escape(line) for line in repr(self).split("\n"))
+        items = "".join(f"<li>{rank}</li>" for rank in ranks)
+        fixes = "".join(
+            f"<tr><td>{fix.us_per_step:,.1f}</td><td style='text-align:left'>{escape(fix.what)}</td></tr>"
+            for fix in self.fixes
+        )
+        table = f"<table><tr><th>µs/step</th><th>what to do first</th></tr>{fixes}</table>" if fixes else ""
+        return f"<p><b>{verdict}</b><br>{head}</p><ul>{items}</ul>{table}"

@@ -224,6 +224,16 @@ const timelinePanels = (() => {
       this.part(".stage").scrollIntoView({ block: "nearest" });
     }
 
+    // The call of a site in the step that is shown, or else in the median one.
+    async goToSite(id) {
+      const find = () => [...this.step.waits.t.keys()].find((i) => this.step.verdict(i)[1] === id);
+      if (find() === undefined) await this.show(this.view.median);
+      const wait = find();
+      if (wait === undefined) return;
+      this.goTo(this.step.waits.t[wait], this.step.waits.t[wait] + this.step.waits.d[wait]);
+      this.part("canvas").focus({ preventScroll: true });
+    }
+
     // Paper shows the whole step in the light colours.
     print(source) {
       this.source = source ?? root;
@@ -241,6 +251,10 @@ const timelinePanels = (() => {
       panels.set(section.dataset.view, new Panel(section));
     }
   };
+  document.addEventListener("click", ({ target }) => {
+    const button = target.closest(".to-timeline");
+    if (button) panels.get(button.dataset.view)?.goToSite(button.dataset.site);
+  });
   panels.start = () => document.querySelectorAll(".timeline").forEach(start);
   return panels;
 })();

@@ -1,4 +1,4 @@
-"""Our own captures: what they are known to show, and one step of each against a plain walk of the raw events."""
+"""Our own captures: what they are known to show, and steps against a plain walk of the raw events."""
 
 from __future__ import annotations
 

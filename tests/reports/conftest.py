@@ -343,13 +343,15 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def show(browser: Any) -> Callable[[Path, int, str], None]:
-    """Load a page as a screen of some width shows it, with every folded part open, and wait until it is drawn."""
+    """Load a page as a screen of some width shows it, all that is folded open, and wait until it is drawn."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     def load(page: Path, width: int, theme: str) -> None:
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        features = [{"name": "prefers-color-scheme", "value": theme}]
+        # Smooth scrolling would move what is about to be clicked.
+        media = {"prefers-color-scheme": theme, "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in media.items()]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         browser.get(page.as_uri())
         browser.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; });")

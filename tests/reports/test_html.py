@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -147,3 +148,52 @@ def test_tables_hold_what_figures_draw(analysis: Analysis) -> None:
 
 def test_small_enough(large: Analysis) -> None:
     assert len(render_html(large).encode()) <= LIMIT
+
+
+def test_fixes_lead_to_their_sites(analysis: Analysis) -> None:
+    harmful = next(s for s in analysis.ranks[0].main.syncs if s.verdict == "harmful")
+    fix = replace(analysis.fixes[0], what=f"remove the wait: {harmful.site}")
+    text = render_html(replace(analysis, fixes=(fix, *analysis.fixes[1:])))
+    (target,) = re.findall(r'<li><a class="what" href="#([\w-]+)">remove the wait', text)
+    row = text.split(f'id="{target}"')[1].split("</tr>")[0]
+    assert harmful.site in row
+
+
+def test_says_what_the_means_are_of(analysis: Analysis) -> None:
+    words = " ".join(Page(render_html(analysis)).text)
+    assert "mean of the 27 steady steps of 30 found" in words
+    main = analysis.ranks[0].main
+    none = replace(main, steps=replace(main.steps, steady=0))
+    assert summary.basis(none) == "mean of all 30 steps found, none of them steady"
+    assert (
+        summary.basis(replace(main, steps=replace(main.steps, steady=30)))
+        == "mean of all 30 steps found, all steady"
+    )
+
+
+def test_provenance_says_what_is_not_recorded(analysis: Analysis) -> None:
+    manifest = {
+        "commit": None,
+        "packages": {"torch": "2.9"},
+        "faults": {},
+        "env": {"SWITCH": "1"},
+        "ledger": {"on": True},
+    }
+    page = Page(render_html(replace(analysis, manifest=manifest)))
+    words = " ".join(" ".join(page.text).split())
+    for fact in (
+        "commit not recorded",
+        "versions torch 2.9",
+        "switches SWITCH 1",
+        "faults injected none",
+        "ledger on true",
+    ):
+        assert fact in words
+
+
+def test_both_modes_are_drawn(analysis: Analysis) -> None:
+    figures = json.loads(Page(render_html(analysis)).scripts["figures"])
+    layout = figures["plot-r0-k0-steps"]["layout"]
+    modes = analysis.ranks[0].main.steps.modes_us
+    assert [line["y0"] for line in layout["shapes"]] == [pytest.approx(mode / 1000) for mode in modes]
+    assert all(note["text"].startswith("mode ") for note in layout["annotations"])

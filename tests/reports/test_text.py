@@ -80,3 +80,10 @@ def test_other_ranks_have_one_line_each(four_ranks: Analysis) -> None:
     assert "rank 0 of 4 (most host idle)" in text
     swapped = replace(four_ranks, ranks=four_ranks.ranks[::-1])
     assert "rank 0 of 4 (most host idle)" in rendered(swapped, 100)
+
+
+def test_why_a_step_was_slow_is_in_words(analysis: Analysis) -> None:
+    text = " ".join(rendered(analysis, 120).split())
+    assert "+13,800.0 host late: in garbage collection" in text
+    assert "+212.0 host late: held up by cudaStreamSynchronize" in text
+    assert "−12.0 GPU busy: gemm" in text

@@ -142,7 +142,8 @@ def test_pointer_names_what_it_meets(browser: Any, show: Show, page: Path) -> No
 def test_a_gap_says_why(browser: Any, show: Show, page: Path) -> None:
     show(page, 1440, "light")
     facts = browser.execute_script(
-        f"const {{ step }} = {PANEL}; const i = step.gaps.doing.findIndex((doing, n) => doing >= 0 && step.gaps.own[n]);"
+        f"const {{ step }} = {PANEL}; const {{ doing, own }} = step.gaps;"
+        "const i = doing.findIndex((row, n) => row >= 0 && own[n]);"
         "return step.describe('gaps', i).flat().join('|');"
     )
     for part in (
@@ -161,10 +162,13 @@ def test_a_gap_says_why(browser: Any, show: Show, page: Path) -> None:
 
 def test_sites_are_linked(browser: Any, show: Show, page: Path) -> None:
     show(page, 1440, "light")
-    for link in ("header .fixes a", ".look a"):
-        target = browser.find_element("css selector", link).get_attribute("href").split("#")[1]
-        row = browser.execute_script("return document.getElementById(arguments[0]).innerText", target)
-        assert "cudaStreamSynchronize" in row
+    target = browser.find_element("css selector", ".look a").get_attribute("href").split("#")[1]
+    row = browser.execute_script("return document.getElementById(arguments[0]).innerText", target)
+    assert "cudaStreamSynchronize" in row
+    whole = view(browser)
+    browser.find_element("css selector", f"#{target} .to-timeline").click()
+    wait(browser, f"{PANEL}.canvas.to - {PANEL}.canvas.from < {(whole[1] - whole[0]) / 2}")
+    assert browser.execute_script("return document.activeElement.tagName") == "CANVAS"
 
 
 def test_the_figure_of_steps_leads_to_a_step(browser: Any, show: Show, page: Path) -> None:

@@ -1,0 +1,83 @@
+"""One Perfetto trace of all ranks on one clock: what the profilers recorded, and what was found in it.
+
+A process per rank, with tracks for its steps, legs, idle, blocking calls, collective waits, GPU streams and
+host threads, and counters for run-ahead; a counter of all ranks for the skew of each collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
+
+import numpy as np
+
+from latencylab.analyzers.intervals import Intervals
+from latencylab.analyzers.ranks import RankSet
+from latencylab.analyzers.view import RankView
+from latencylab.model.trace import I64
+from latencylab.reports.perfetto_found import write_findings
+from latencylab.reports.perfetto_rank import Rank
+from latencylab.reports.perfetto_recorded import write_host, write_streams
+from latencylab.reports.perfetto_wire import TraceWriter
+
+
+def write_perfetto(
+    file: BinaryIO,
+    views: Sequence[RankView],
+    joined: RankSet | None,
+    steps: Mapping[int, I64] | None = None,
+) -> None:
+    """Write these ranks as one native Perfetto trace.
+
+    `joined` aligns their clocks, and may hold more ranks than are written; without it each clock is taken as
+    it is. `steps` gives, for each rank by its place in `views`, the rows of the steps to write, with all that
+    overlaps their time on the GPU or on the host; without it everything is written.
+    """
+    ranks = [_rank(place, view, joined, steps) for place, view in enumerate(views)]
+    writer = TraceWriter(file, min((rank.earliest for rank in ranks), default=0))
+    for rank in ranks:
+        rank.process = writer.descriptor(
+            process={"pid": rank.place + 1, "process_name": rank.title},
+            child_ordering=writer.proto.TrackDescriptor.EXPLICIT,
+            process_ordering=writer.proto.TrackDescriptor.PROCESS_ORDERING_EXPLICIT,
+            sibling_order_rank=rank.place,
+        )
+        write_findings(writer, rank)
+        write_streams(writer, rank)
+        write_host(writer, rank)
+    if joined is not None and len(ranks) > 1:
+        _write_skew(writer, joined, ranks)
+    writer.flush()
+
+
+def _rank(place: int, view: RankView, joined: RankSet | None, steps: Mapping[int, I64] | None) -> Rank:
+    number = joined.views.index(view) if joined else -1
+    rank = Rank(place, view, joined, number)
+    if steps is not None:
+        rank.shown = _windows(rank, steps[place])
+    return rank
+
+
+def _windows(rank: Rank, rows: I64) -> Intervals:
+    """The aligned time of these steps, from the start of launching to the end on the GPU."""
+    table = rank.view.steps
+    end = np.maximum(table.end, np.minimum(table.host_end, rank.view.window[1]))[rows]
+    return Intervals.union(rank.align(np.minimum(table.start, table.host_start)[rows]), rank.align(end))
+
+
+def _write_skew(writer: TraceWriter, joined: RankSet, ranks: Sequence[Rank]) -> None:
+    """The skew of each collective, at its last arrival."""
+    skew = joined.skew
+    rows = np.flatnonzero(joined.pairing.blocking & ~skew.trimmed)
+    time = np.where(skew.there, skew.arrival, np.iinfo(np.int64).min).max(axis=1)[rows]
+    seen = np.zeros(len(rows), bool)
+    for rank in ranks:
+        seen |= rank.shows(time, time)
+    order = np.flatnonzero(seen)[np.argsort(time[seen], kind="stable")]
+    if not len(order):
+        return
+    track = writer.track(
+        name="skew of collectives", counter={"unit_name": "µs"}, sibling_order_rank=len(ranks)
+    )
+    for at, ns in zip(time[order].tolist(), skew.spread[rows[order]].tolist(), strict=True):
+        track.count(at, ns / 1000)

@@ -1,0 +1,97 @@
+"""One rank on its way into a Perfetto trace: its clock, which part of it is shown, and where tracks go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from latencylab.analyzers.intervals import Intervals
+from latencylab.analyzers.ranks import RankSet
+from latencylab.analyzers.view import RankView
+from latencylab.model.trace import I64, Bool, Table
+from latencylab.reports.format import clean
+from latencylab.reports.perfetto_wire import Track, TraceWriter
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """A rank to write: its `place` among those written and its `number` in `joined`, -1 where that is None.
+
+    `shown` is the aligned time whose events are written; None means all. `process` is the uuid of its
+    process track, `below` counts the tracks under it.
+    """
+
+    place: int
+    view: RankView
+    joined: RankSet | None
+    number: int
+    shown: Intervals | None = None
+    process: int = 0
+    below: int = 0
+
+    @property
+    def title(self) -> str:
+        """The rank and its GPU, such as "rank 0 · NVIDIA H200"."""
+        trace = self.view.trace
+        device = trace.device_name or (f"device {trace.device}" if trace.device >= 0 else "")
+        return clean(f"rank {trace.rank} · {device}" if device else f"rank {trace.rank}")
+
+    @property
+    def earliest(self) -> int:
+        """The earliest time of the rank, aligned, in ns."""
+        trace = self.view.trace
+        tables: tuple[Table, ...] = (
+            trace.gpu,
+            trace.api,
+            trace.ops,
+            trace.spans,
+            trace.frames,
+            trace.overhead,
+        )
+        firsts = [int(table.start.min()) for table in tables if len(table)]
+        return int(self.align(np.array([min(firsts, default=0)], np.int64))[0])
+
+    def align(self, time: I64) -> I64:
+        """Times of this rank on the common clock."""
+        return time if self.joined is None else self.joined.clocks[self.number].align(time)
+
+    def shows(self, start: I64, end: I64) -> Bool:
+        """Which of these aligned intervals overlap what is shown."""
+        if self.shown is None:
+            return np.ones(len(start), bool)
+        return self.shown.holds(start) | (self.shown.within(start, end) > 0)
+
+    def aligned(self, table: Table) -> tuple[I64, I64, I64]:
+        """The rows of a table that are shown, with their aligned starts and ends."""
+        start, end = self.align(table.start), self.align(table.end)
+        rows = np.flatnonzero(self.shows(start, end))
+        return rows, start[rows], end[rows]
+
+    def track(self, writer: TraceWriter, name: str, description: str, **fields: Any) -> Track:
+        """The next track of the rank's process; `fields` are more of its TrackDescriptor."""
+        self.below += 1
+        fields |= {"name": clean(name), "description": description, "sibling_order_rank": self.below}
+        return writer.track(self.process, **fields)
+
+
+def nesting_lanes(start: I64, end: I64) -> I64:
+    """For events in order of start, outer ones first: the first lane in which each nests or follows.
+
+    Half-open: an event may start where the one before it ends.
+    """
+    lanes: list[list[int]] = []  # per lane the ends of the open events, the innermost last
+    of = []
+    for begin, until in zip(start.tolist(), end.tolist(), strict=True):
+        for lane, its in enumerate(lanes):
+            while its and its[-1] <= begin:
+                its.pop()
+            if not its or until <= its[-1]:
+                break
+        else:
+            lane, its = len(lanes), []
+            lanes.append(its)
+        its.append(until)
+        of.append(lane)
+    return np.array(of, np.int64)

@@ -1,0 +1,105 @@
+"""Which calls block, what they wait for, and the verdict on their site."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import synth
+from latencylab.analyzers import analyze
+from latencylab.analyzers.kernels import load_classes
+from latencylab.analyzers.view import RankView
+from latencylab.model.capture import Capture
+from latencylab.model.findings import KindFindings, Sync
+
+LAUNCH = synth.Launch(dur=50_000, call_dur=3_000, latency=1_000)
+FENCE = synth.Api("cudaGetDevice", 1_000)
+RECORD = synth.EventRecord("e", 7)
+POLL = synth.EventQueryLoop("e", dur=1_000, pause=500)
+
+
+def blocking(*actions: synth.Action, **scenario: Any) -> list[str]:
+    """The API names of the blocking calls that are found."""
+    trace = synth.to_trace(synth.Scenario((synth.Program((*actions, LAUNCH)),), **scenario))
+    return list(RankView.of(trace, load_classes()).waits.calls.api)
+
+
+@pytest.mark.parametrize(
+    ("actions", "found"),
+    [
+        ((LAUNCH, synth.StreamSync()), ["cudaStreamSynchronize"]),
+        ((LAUNCH, RECORD, synth.EventSync("e")), ["cudaEventSynchronize"]),
+        ((LAUNCH, synth.DeviceSync()), ["cudaDeviceSynchronize"]),
+        ((LAUNCH, synth.DeviceSync(api="cudaFree")), ["cudaFree"]),
+        ((LAUNCH, RECORD, FENCE, POLL, FENCE), ["cudaEventQuery polling"]),
+        ((LAUNCH, RECORD, synth.FrameworkOp("aten::empty", (FENCE, POLL, FENCE))), []),
+        ((LAUNCH, synth.Copy("DtoH", 4, "Pinned")), []),
+        ((LAUNCH, synth.Copy("DtoH", 4, "Pageable")), ["cudaMemcpyAsync"]),
+        ((LAUNCH, synth.Copy("DtoH", 4, "Pinned", blocking=True)), ["cudaMemcpy"]),
+        ((LAUNCH, synth.Copy("HtoD", 4, "Pageable")), []),
+    ],
+)
+def test_what_blocks(actions: tuple[synth.Action, ...], found: list[str]) -> None:
+    assert blocking(*actions) == found
+
+
+def test_the_profilers_own_last_sync_is_left_out() -> None:
+    trace = synth.to_trace(synth.Scenario((synth.Program((LAUNCH, synth.DeviceSync())),)))
+    assert len(RankView.of(trace, load_classes()).waits.calls) == 0
+
+
+def test_a_watchdog_polls_for_itself() -> None:
+    programs = (synth.Program((LAUNCH, RECORD, FENCE)), synth.Program((POLL,), tid=9, start=4_000))
+    trace = synth.to_trace(synth.Scenario(programs))
+    assert len(RankView.of(trace, load_classes()).waits.calls) == 0
+
+
+def main(kinds: int = 10, recorded: bool = False, **shape: Any) -> KindFindings:
+    loop = synth.decode_loop(["nextn"] * kinds, synth.Shape(**shape), sync_records=recorded)
+    return analyze(Capture("loop", None, None, (synth.to_trace(loop),))).ranks[0].main
+
+
+def by_api(found: KindFindings) -> dict[str, Sync]:
+    return {sync.api: sync for sync in found.syncs}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_read_of_the_last_step_is_hidden_and_a_stall_pins(recorded: bool) -> None:
+    assert {sync.verdict for sync in main(recorded=recorded).syncs} == {"hidden"}
+    stalled = by_api(main(recorded=recorded, stall=True))
+    assert stalled["cudaStreamSynchronize"].verdict in ("pinning", "harmful")
+    assert stalled["cudaStreamSynchronize"].behind_us == 0
+    assert stalled["cudaStreamSynchronize"].evidence == ("recorded" if recorded else "blocked")
+    assert stalled["cudaEventSynchronize"].verdict == "hidden"
+
+
+def test_a_stall_that_drains_the_queue_is_harmful() -> None:
+    """The host needs longer to launch the next leg than the GPU has left to do when the stall returns."""
+    stalled = by_api(main(recorded=True, stall=True, host=14_000))
+    sync = stalled["cudaStreamSynchronize"]
+    assert sync.verdict == "harmful"
+    assert sync.idle_us > 0
+
+
+def test_without_evidence_a_site_is_unclear() -> None:
+    """A slow host finds everything done: which op it would have waited for nobody can tell."""
+    slow = by_api(main(stall=True, host=200_000))
+    assert {sync.verdict for sync in slow.values()} == {"unclear"}
+    assert {sync.evidence for sync in slow.values()} == {"eliminated"}
+
+
+def test_a_site_is_named_alike_from_run_to_run() -> None:
+    runs = [main(stall=True), main(stall=True, host=40_000), main(kinds=6, stall=True, call_dur=5_000)]
+    sites = [{sync.site for sync in run.syncs} for run in runs]
+    assert sites[0] == sites[1] == sites[2]
+    assert len(sites[0]) == 2
+
+
+def test_sites_lose_what_changes_from_step_to_step() -> None:
+    body = (LAUNCH, synth.StreamSync(), synth.Python(1_000))
+    spans = tuple(synth.Span(f"ProfilerStep#{n}", (synth.Span("read [7]", body),)) for n in range(5))
+    trace = synth.to_trace(replace(synth.Scenario((synth.Program(spans),)), sync_records=True))
+    sites = RankView.of(trace, load_classes()).waits.sites
+    assert [site.span for site in sites] == ["ProfilerStep#N > read"]
