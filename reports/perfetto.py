@@ -1,7 +1,11 @@
 """One Perfetto trace of all ranks on one clock: what the profilers recorded, and what was found in it.
 
-A process per rank, with tracks for its steps, legs, idle, blocking calls, collective waits, GPU streams and
-host threads, and counters for run-ahead; a counter of all ranks for the skew of each collective.
+A group of tracks per rank: steps, legs, collective waits, GPU streams, idle, blocking calls, host threads,
+and counters of run-ahead; and for all ranks a counter of the skew of each collective.
+
+The groups are plain tracks, not Perfetto's processes and threads: the UI sorts processes by their number of
+slices and puts threads first, while plain tracks stay in the order of ranks, and of the questions that one
+asks. In SQL, `track.parent_id` is the rank's track.
 """
 
 from __future__ import annotations
@@ -15,9 +19,9 @@ from latencylab.analyzers.intervals import Intervals
 from latencylab.analyzers.ranks import RankSet
 from latencylab.analyzers.view import RankView
 from latencylab.model.trace import I64
-from latencylab.reports.perfetto_found import write_findings
+from latencylab.reports.perfetto_found import write_idle, write_run_ahead, write_steps
 from latencylab.reports.perfetto_rank import Rank
-from latencylab.reports.perfetto_recorded import write_host, write_streams
+from latencylab.reports.perfetto_recorded import write_host, write_overhead, write_streams
 from latencylab.reports.perfetto_wire import TraceWriter
 
 
@@ -35,18 +39,18 @@ def write_perfetto(
     """
     ranks = [_rank(place, view, joined, steps) for place, view in enumerate(views)]
     writer = TraceWriter(file, min((rank.earliest for rank in ranks), default=0))
-    for rank in ranks:
-        rank.process = writer.descriptor(
-            process={"pid": rank.place + 1, "process_name": rank.title},
-            child_ordering=writer.proto.TrackDescriptor.EXPLICIT,
-            process_ordering=writer.proto.TrackDescriptor.PROCESS_ORDERING_EXPLICIT,
-            sibling_order_rank=rank.place,
-        )
-        write_findings(writer, rank)
-        write_streams(writer, rank)
-        write_host(writer, rank)
     if joined is not None and len(ranks) > 1:
         _write_skew(writer, joined, ranks)
+    digits = len(str(max((view.trace.rank for view in views), default=0)))
+    for rank in ranks:
+        # The UI sorts groups by name, hence the leading zeros.
+        rank.uuid = writer.group(f"rank {rank.view.trace.rank:0{digits}} · {rank.device}")
+        write_steps(writer, rank)
+        write_streams(writer, rank)
+        write_idle(writer, rank)
+        write_host(writer, rank)
+        write_run_ahead(writer, rank)
+        write_overhead(writer, rank)
     writer.flush()
 
 

@@ -1,6 +1,10 @@
-"""What was found in a rank, as Perfetto tracks: steps, legs, idle, blocking calls, collective waits, run-ahead."""
+"""What was found in a rank, as Perfetto tracks: steps, legs, waits, idle with its blame, blocking calls."""
 
 from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from operator import itemgetter
 
 import numpy as np
 
@@ -32,15 +36,19 @@ IDLE_TRACKS = (
 )
 
 
-def write_findings(writer: TraceWriter, rank: Rank) -> None:
-    """All tracks of what was found, in the order in which one asks."""
+def write_steps(writer: TraceWriter, rank: Rank) -> None:
+    """The steps, their legs, and the waits for other ranks."""
     _write_boxes(writer, rank, "steps", "step", _steps(rank), "on the GPU, with why a step is left out")
-    _write_boxes(writer, rank, "legs", "leg", _legs(rank), "from a leg's first GPU op to its last one's end")
+    legs = "from a leg's first GPU op to its last one's end; the seams between, with the host's part of each"
+    _write_boxes(writer, rank, "legs", "leg", sorted(_legs(rank) + _seams(rank), key=itemgetter(0)), legs)
+    _write_boxes(writer, rank, "collective waits", "wait", _waits(rank), "from arrival to the last arrival")
+
+
+def write_idle(writer: TraceWriter, rank: Rank) -> None:
+    """The GPU's idle by whose fault it was, and the blocking calls."""
     for name, causes, description in IDLE_TRACKS:
         _write_boxes(writer, rank, name, "idle", _gaps(rank, causes), description)
-    _write_boxes(writer, rank, "collective waits", "wait", _waits(rank), "from arrival to the last arrival")
     _write_boxes(writer, rank, "blocking calls", "blocking", _calls(rank), "with the verdict on their site")
-    _write_run_ahead(writer, rank)
 
 
 def _write_boxes(
@@ -94,6 +102,28 @@ def _legs(rank: Rank) -> list[Box]:
         if legs.seam_start[row] >= 0:
             args["seam_before_us"] = max(int(legs.start[row] - legs.seam_start[row]), 0) / 1000
         boxes.append((int(start[row]), int(end[row]), clean(legs.name[row]), args))
+    return boxes
+
+
+def _seams(rank: Rank) -> list[Box]:
+    """What lies before each leg, named by the host's idle in it and the most of its blame."""
+    legs = rank.view.legs
+    start, end = rank.align(legs.seam_start), rank.align(legs.start)
+    gaps = _gaps(rank, (HOST,))
+    starts = [gap[0] for gap in gaps]
+    boxes: list[Box] = []
+    for row in _by_start(rank, start, end):
+        since, until = int(start[row]), int(end[row])
+        if legs.seam_start[row] < 0 or until <= since:
+            continue
+        blame = Counter[str]()
+        for gap in gaps[bisect_left(starts, since) : bisect_left(starts, until)]:
+            blame[gap[2]] += gap[1] - gap[0]
+        host = blame.total()
+        args: dict[str, Value] = {"before": clean(legs.name[row]), "idle_host_us": host / 1000}
+        args |= {f"idle_host_us: {title}": ns / 1000 for title, ns in blame.most_common()}
+        title = f"host {host / 1000:,.0f} µs: {blame.most_common(1)[0][0]}" if host else "seam"
+        boxes.append((since, until, title, args))
     return boxes
 
 
@@ -205,7 +235,7 @@ def _verdicts(rank: Rank) -> dict[tuple[str | None, str], str]:
     return verdicts
 
 
-def _write_run_ahead(writer: TraceWriter, rank: Rank) -> None:
+def write_run_ahead(writer: TraceWriter, rank: Rank) -> None:
     """Per leg a counter of how far the host was ahead at its first op."""
     legs = rank.view.legs
     start = rank.align(legs.start)

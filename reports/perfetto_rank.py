@@ -12,15 +12,15 @@ from latencylab.analyzers.ranks import RankSet
 from latencylab.analyzers.view import RankView
 from latencylab.model.trace import I64, Bool, Table
 from latencylab.reports.format import clean
-from latencylab.reports.perfetto_wire import Track, TraceWriter
+from latencylab.reports.perfetto_wire import TraceWriter, Track
 
 
 @dataclass(slots=True, eq=False)
 class Rank:
     """A rank to write: its `place` among those written and its `number` in `joined`, -1 where that is None.
 
-    `shown` is the aligned time whose events are written; None means all. `process` is the uuid of its
-    process track, `below` counts the tracks under it.
+    `shown` is the aligned time whose events are written; None means all. `uuid` is that of the track that
+    holds the rank's tracks, `below` counts them.
     """
 
     place: int
@@ -28,15 +28,14 @@ class Rank:
     joined: RankSet | None
     number: int
     shown: Intervals | None = None
-    process: int = 0
+    uuid: int = 0
     below: int = 0
 
     @property
-    def title(self) -> str:
-        """The rank and its GPU, such as "rank 0 · NVIDIA H200"."""
+    def device(self) -> str:
+        """The name of its GPU, or else its number."""
         trace = self.view.trace
-        device = trace.device_name or (f"device {trace.device}" if trace.device >= 0 else "")
-        return clean(f"rank {trace.rank} · {device}" if device else f"rank {trace.rank}")
+        return clean(trace.device_name or (f"device {trace.device}" if trace.device >= 0 else "no device"))
 
     @property
     def earliest(self) -> int:
@@ -70,10 +69,10 @@ class Rank:
         return rows, start[rows], end[rows]
 
     def track(self, writer: TraceWriter, name: str, description: str, **fields: Any) -> Track:
-        """The next track of the rank's process; `fields` are more of its TrackDescriptor."""
+        """The rank's next track; `fields` are more of its TrackDescriptor."""
         self.below += 1
         fields |= {"name": clean(name), "description": description, "sibling_order_rank": self.below}
-        return writer.track(self.process, **fields)
+        return writer.track(self.uuid, **fields)
 
 
 def nesting_lanes(start: I64, end: I64) -> I64:
@@ -84,14 +83,12 @@ def nesting_lanes(start: I64, end: I64) -> I64:
     lanes: list[list[int]] = []  # per lane the ends of the open events, the innermost last
     of = []
     for begin, until in zip(start.tolist(), end.tolist(), strict=True):
-        for lane, its in enumerate(lanes):
+        for its in lanes:
             while its and its[-1] <= begin:
                 its.pop()
-            if not its or until <= its[-1]:
-                break
-        else:
-            lane, its = len(lanes), []
-            lanes.append(its)
-        its.append(until)
+        lane = next((i for i, its in enumerate(lanes) if not its or until <= its[-1]), len(lanes))
+        if lane == len(lanes):
+            lanes.append([])
+        lanes[lane].append(until)
         of.append(lane)
     return np.array(of, np.int64)

