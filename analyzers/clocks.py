@@ -114,7 +114,8 @@ def _difference(end: I64, rows: I64, r: int) -> F64:
 def _shifted(times: I64, lines: list[tuple[float, float]], t0: int) -> F64:
     """Times (instances, ranks) on the reference's clock, relative to t0."""
     since = np.stack([(times[:, r] - t0) - o for r, (o, _) in enumerate(lines)], axis=1)
-    return since * (1 - np.array([drift for _, drift in lines]))
+    aligned: F64 = since * (1 - np.array([drift for _, drift in lines]))
+    return aligned
 
 
 def _waits(arrival: F64, there: Bool) -> F64:

@@ -10,7 +10,7 @@ asks. In SQL, `track.parent_id` is the rank's track.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -29,13 +29,13 @@ def write_perfetto(
     file: BinaryIO,
     views: Sequence[RankView],
     joined: RankSet | None,
-    steps: Mapping[int, I64] | None = None,
+    steps: Sequence[I64] | None = None,
 ) -> None:
     """Write these ranks as one native Perfetto trace.
 
     `joined` aligns their clocks, and may hold more ranks than are written; without it each clock is taken as
-    it is. `steps` gives, for each rank by its place in `views`, the rows of the steps to write, with all that
-    overlaps their time on the GPU or on the host; without it everything is written.
+    it is. `steps` gives for each of `views` the rows of the steps to write, with all that overlaps their time on
+    the GPU or on the host; without it everything is written.
     """
     ranks = [_rank(place, view, joined, steps) for place, view in enumerate(views)]
     writer = TraceWriter(file, min((rank.earliest for rank in ranks), default=0))
@@ -54,7 +54,7 @@ def write_perfetto(
     writer.flush()
 
 
-def _rank(place: int, view: RankView, joined: RankSet | None, steps: Mapping[int, I64] | None) -> Rank:
+def _rank(place: int, view: RankView, joined: RankSet | None, steps: Sequence[I64] | None) -> Rank:
     number = joined.views.index(view) if joined else -1
     rank = Rank(place, view, joined, number)
     if steps is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from operator import itemgetter
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
+from latencylab.analyzers.host import API, FRAMEWORK, GC, PROFILER, SYNC, WAITING
 from latencylab.analyzers.idle import DISPATCH, HOST, IN_GRAPH, LATENCY, UNKNOWN
 from latencylab.analyzers.run_ahead import least_run_ahead, run_ahead
 from latencylab.analyzers.shares import doing_name
@@ -20,7 +22,16 @@ from latencylab.reports.names import short_name
 from latencylab.reports.perfetto_rank import Rank
 from latencylab.reports.perfetto_wire import TraceWriter, Value
 
-Box = tuple[int, int, str, dict[str, Value]]  # aligned start and end in ns, name, arguments
+
+class Box(NamedTuple):
+    """A slice to write: aligned times in ns."""
+
+    start: int
+    end: int
+    name: str
+    category: str
+    args: dict[str, Value]
+
 
 CAUSES = {
     IN_GRAPH: "in graph",
@@ -29,6 +40,8 @@ CAUSES = {
     HOST: "host",
     UNKNOWN: "launch unknown",
 }
+TITLES = {SYNC: "in a sync", API: "in an API call", FRAMEWORK: "in a framework op", GC: "in GC"}
+TITLES |= {WAITING: "waiting", PROFILER: "in the profiler"}
 IDLE_TRACKS = (
     ("idle: host late", (HOST,), "the GPU waits for the host: named by what is to blame"),
     ("idle: GPU's own", (IN_GRAPH, DISPATCH, LATENCY), "the launch was there in time"),
@@ -38,30 +51,30 @@ IDLE_TRACKS = (
 
 def write_steps(writer: TraceWriter, rank: Rank) -> None:
     """The steps, their legs, and the waits for other ranks."""
-    _write_boxes(writer, rank, "steps", "step", _steps(rank), "on the GPU, with why a step is left out")
+    _write_boxes(writer, rank, "steps", _steps(rank), "on the GPU, with why a step is left out")
     legs = "from a leg's first GPU op to its last one's end; the seams between, with the host's part of each"
-    _write_boxes(writer, rank, "legs", "leg", sorted(_legs(rank) + _seams(rank), key=itemgetter(0)), legs)
-    _write_boxes(writer, rank, "collective waits", "wait", _waits(rank), "from arrival to the last arrival")
+    _write_boxes(writer, rank, "legs", sorted(_legs(rank) + _seams(rank), key=attrgetter("start")), legs)
+    _write_boxes(writer, rank, "collective waits", _waits(rank), "from arrival to the last arrival")
 
 
 def write_idle(writer: TraceWriter, rank: Rank) -> None:
     """The GPU's idle by whose fault it was, and the blocking calls."""
     for name, causes, description in IDLE_TRACKS:
-        _write_boxes(writer, rank, name, "idle", _gaps(rank, causes), description)
-    _write_boxes(writer, rank, "blocking calls", "blocking", _calls(rank), "with the verdict on their site")
+        _write_boxes(writer, rank, name, _gaps(rank, causes), description)
+    _write_boxes(writer, rank, "blocking calls", _calls(rank), "with the verdict on their site")
 
 
 def _write_boxes(
-    writer: TraceWriter, rank: Rank, name: str, category: str, boxes: list[Box], description: str
+    writer: TraceWriter, rank: Rank, name: str, boxes: list[Box], description: str
 ) -> None:
     """Boxes in order of start; those that overlap go on further tracks of the name, which the UI joins."""
-    start, end = (np.array([box[i] for box in boxes], np.int64) for i in (0, 1))
+    start = np.array([box.start for box in boxes], np.int64)
+    end = np.array([box.end for box in boxes], np.int64)
     lane = lanes(start, end, np.zeros(len(boxes), np.int64))
     for its in range(int(lane.max(initial=-1)) + 1):
         track = rank.track(writer, name, description)
         for at in np.flatnonzero(lane == its).tolist():
-            begin, until, title, args = boxes[at]
-            track.slice(begin, until, title, category, args)
+            track.slice(*boxes[at])
         track.close()
 
 
@@ -83,7 +96,7 @@ def _steps(rank: Rank) -> list[Box]:
         if least[row] >= 0:
             args["least_run_ahead_us"] = int(least[row]) / 1000
         name = f"{steps.kind[row]} {row}" if cause is None else f"{steps.kind[row]} {row} ({cause})"
-        boxes.append((int(start[row]), int(end[row]), name, args))
+        boxes.append(Box(int(start[row]), int(end[row]), name, "step", args))
     return boxes
 
 
@@ -101,7 +114,7 @@ def _legs(rank: Rank) -> list[Box]:
         }
         if legs.seam_start[row] >= 0:
             args["seam_before_us"] = max(int(legs.start[row] - legs.seam_start[row]), 0) / 1000
-        boxes.append((int(start[row]), int(end[row]), clean(legs.name[row]), args))
+        boxes.append(Box(int(start[row]), int(end[row]), clean(legs.name[row]), "leg", args))
     return boxes
 
 
@@ -110,7 +123,7 @@ def _seams(rank: Rank) -> list[Box]:
     legs = rank.view.legs
     start, end = rank.align(legs.seam_start), rank.align(legs.start)
     gaps = _gaps(rank, (HOST,))
-    starts = [gap[0] for gap in gaps]
+    starts = [gap.start for gap in gaps]
     boxes: list[Box] = []
     for row in _by_start(rank, start, end):
         since, until = int(start[row]), int(end[row])
@@ -118,12 +131,12 @@ def _seams(rank: Rank) -> list[Box]:
             continue
         blame = Counter[str]()
         for gap in gaps[bisect_left(starts, since) : bisect_left(starts, until)]:
-            blame[gap[2]] += gap[1] - gap[0]
+            blame[gap.name] += gap.end - gap.start
         host = blame.total()
         args: dict[str, Value] = {"before": clean(legs.name[row]), "idle_host_us": host / 1000}
         args |= {f"idle_host_us: {title}": ns / 1000 for title, ns in blame.most_common()}
-        title = f"host {host / 1000:,.0f} µs: {blame.most_common(1)[0][0]}" if host else "seam"
-        boxes.append((since, until, title, args))
+        name = f"seam: host {host / 1000:,.0f} µs, most {blame.most_common(1)[0][0]}" if host else "seam"
+        boxes.append(Box(since, until, name, "seam", args))
     return boxes
 
 
@@ -157,12 +170,13 @@ def _gaps(rank: Rank, causes: tuple[int, ...]) -> list[Box]:
         args["ended_by"] = short_name(names[view.trace.gpu.name[op]])
         if cause == HOST:
             launched_by = names[api.name[view.launches.call[op]]]
-            title = f"in {launched_by}" if in_launch else doings[doing].removeprefix("span ")
+            title = f"in {launched_by}" if in_launch else TITLES.get(doing, "")
+            title = title or f"in {doings[doing].removeprefix('span ')}"
             args |= {"doing": doings[doing], "in_launch": bool(in_launch), "launched_by": clean(launched_by)}
             args["blame"] = sites[site] if site >= 0 else doings[doing]
             if site >= 0:
                 title = f"owed to {view.waits.sites[site].api}"
-        boxes.append((at, to, clean(title), args))
+        boxes.append(Box(at, to, clean(title), "idle", args))
     return boxes
 
 
@@ -195,7 +209,7 @@ def _waits(rank: Rank) -> list[Box]:
             name = f"for rank {last}'s profiler"
         elif not skew.resolved[row]:
             name = "not resolved"
-        boxes.append((int(start[row]), int(end[row]), name, args))
+        boxes.append(Box(int(start[row]), int(end[row]), name, "wait", args))
     return boxes
 
 
@@ -219,7 +233,8 @@ def _calls(rank: Rank) -> list[Box]:
         for name, ns in (("behind", waits.behind), ("queued", waits.queued), ("need", waits.need)):
             if ns[row] >= 0:
                 args[f"{name}_us"] = int(ns[row]) / 1000
-        boxes.append((int(start[row]), int(end[row]), f"{verdict} {calls.api[row]}".strip(), args))
+        name = f"{verdict} {calls.api[row]}".strip()
+        boxes.append(Box(int(start[row]), int(end[row]), name, "blocking", args))
     return boxes
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
@@ -44,17 +45,27 @@ def check_file(path: Path, *, force: bool) -> None:
 
 def write_file(path: Path, text: str, *, force: bool) -> None:
     """Write UTF-8 text; the file appears whole, or stays as it was. Raises OutputError."""
+    with open_file(path, force=force) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def open_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
+    """A file to write bytes to: it appears whole when the block ends well, or stays as it was.
+
+    Raises OutputError, also for an OSError of the block.
+    """
     check_file(path, force=force)
-    data = text.encode("utf-8", "backslashreplace")
     with _writing(path):
         target = path.resolve()  # a link stays a link
         if target.exists() and not target.is_file():  # a device or a pipe cannot be replaced
-            target.write_bytes(data)
+            with target.open("wb") as file:
+                yield file
             return
         temporary = _temporary_beside(target)
         try:
             with temporary.open("xb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)

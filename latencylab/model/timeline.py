@@ -34,7 +34,7 @@ class CallBoxes(Table):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuBoxes(Table):
-    """GPU ops; the step's `own` are those that start within it, the others are neighbours' in the drawn time."""
+    """GPU ops; the step's `own` are those that start within it, the others neighbours' in the drawn time."""
 
     stream: I64  # row of `Timeline.streams`
     lane: I64
