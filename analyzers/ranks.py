@@ -9,6 +9,7 @@ import numpy as np
 
 from latencylab.analyzers.clocks import Clock, fit_clocks
 from latencylab.analyzers.collectives import RankCollectives, find_collectives
+from latencylab.analyzers.host_collectives import find_host_waits
 from latencylab.analyzers.pairing import Pairing, pair_collectives
 from latencylab.analyzers.skew import Causes, Skew, find_causes, lone_waits, measure_skew
 from latencylab.analyzers.view import KindView, RankView
@@ -57,7 +58,8 @@ def join_ranks(views: tuple[RankView, ...]) -> RankSet | None:
         ns, step = lone_waits(view, rank, pairing.row[:, r], wait)
         inside = step >= 0
         wait_alone.append(np.bincount(step[inside], ns[inside], len(view.steps)).astype(np.int64))
-    causes = find_causes(views, ranks, pairing, skew)
+    host_waits = find_host_waits(views, ranks, pairing, clocks)
+    causes = find_causes(views, ranks, pairing, skew, host_waits)
     return RankSet(views, ranks, pairing, clocks, skew, causes, tuple(wait_alone))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from latencylab.analyzers.clocks import RESOLVED, Clock
 from latencylab.analyzers.collectives import RankCollectives
+from latencylab.analyzers.host import FIXED, WAITING
+from latencylab.analyzers.host_collectives import HostWaits
 from latencylab.analyzers.idle import HOST
 from latencylab.analyzers.intervals import Intervals, cut
 from latencylab.analyzers.pairing import Pairing
@@ -109,6 +111,7 @@ def find_causes(
     ranks: tuple[RankCollectives, ...],
     pairing: Pairing,
     skew: Skew,
+    host_waits: tuple[HostWaits, ...],
 ) -> Causes:
     """The causes of each resolved collective's lateness, of all but those that begin a rank's record."""
     names = _Names()
@@ -127,6 +130,7 @@ def find_causes(
         inherited = np.full(len(mine), names.row(INHERITED))
         found.append((mine, inherited, np.full(len(mine), -1), lead * weight[mine]))
         tiles = _tiles(view, rank, pairing.row[:, r], skew.wait[:, r], names)
+        tiles = _name_peers(tiles, view, host_waits[r], [other.trace.rank for other in views], names)
         window, tile, ns = _tiles_within(tiles.start, tiles.end, since, np.maximum(until, since))
         instance = mine[window]
         found.append((instance, tiles.cause[tile], tiles.site[tile], ns * weight[instance]))
@@ -249,6 +253,19 @@ def _tiles(view: RankView, rank: RankCollectives, row: I64, wait: I64, names: _N
         np.concatenate([idle, busy])[order],
         np.concatenate([owed, np.full(len(op), -1)])[order],
     )
+
+
+def _name_peers(tiles: _Tiles, view: RankView, waits: HostWaits, numbers: list[int], names: _Names) -> _Tiles:
+    """The tiles in which the host waited in a collective of the hosts, named after whom it waited for."""
+    waiting = np.flatnonzero(tiles.cause == names.row(f"host idle: {FIXED[WAITING]}"))
+    row = waits.at(tiles.start[waiting])
+    cause = tiles.cause.copy()
+    for one in np.unique(row[row >= 0]).tolist():
+        peer = int(waits.rank[one])
+        whom = f" for rank {numbers[peer]}" if peer >= 0 else ""
+        text = f"host idle: waiting in {view.trace.names[waits.name[one]]}{whom}"
+        cause[waiting[row == one]] = names.row(text)
+    return replace(tiles, cause=cause)
 
 
 def _tiles_within(start: I64, end: I64, since: I64, until: I64) -> tuple[I64, I64, F64]:

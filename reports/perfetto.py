@@ -34,8 +34,8 @@ def write_perfetto(
     """Write these ranks as one native Perfetto trace.
 
     `joined` aligns their clocks, and may hold more ranks than are written; without it each clock is taken as
-    it is. `steps` gives for each of `views` the rows of the steps to write, with all that overlaps their time on
-    the GPU or on the host; without it everything is written.
+    it is. `steps` gives for each of `views` the rows of the steps to write, with all that overlaps their
+    time on the GPU or on the host; without it everything is written.
     """
     ranks = [_rank(place, view, joined, steps) for place, view in enumerate(views)]
     writer = TraceWriter(file, min((rank.earliest for rank in ranks), default=0))

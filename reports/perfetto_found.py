@@ -64,9 +64,7 @@ def write_idle(writer: TraceWriter, rank: Rank) -> None:
     _write_boxes(writer, rank, "blocking calls", _calls(rank), "with the verdict on their site")
 
 
-def _write_boxes(
-    writer: TraceWriter, rank: Rank, name: str, boxes: list[Box], description: str
-) -> None:
+def _write_boxes(writer: TraceWriter, rank: Rank, name: str, boxes: list[Box], description: str) -> None:
     """Boxes in order of start; those that overlap go on further tracks of the name, which the UI joins."""
     start = np.array([box.start for box in boxes], np.int64)
     end = np.array([box.end for box in boxes], np.int64)

@@ -11,7 +11,7 @@ import click
 
 from latencylab.cli import _exit
 
-COMMANDS = ("report", "analyze", "trim")
+COMMANDS = ("report", "analyze", "trim", "export", "view")
 
 EPILOG = """\
 Exit codes: 0 fine; 2 wrong usage; 3 input missing, unreadable or not comparable; 4 output not written;

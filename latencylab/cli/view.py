@@ -63,7 +63,7 @@ def _trace(source: Source, selection: Selection) -> Iterator[Path]:
     if len(source.paths) == 1 and source.paths[0].endswith(NATIVE):
         if selection != Selection(None, None, None, None):
             raise click.UsageError(
-                "a Perfetto trace is shown as it is: --rank, --steps, --kind and --classes select from captures",
+                "a Perfetto trace is shown as it is: --rank, --steps, --kind and --classes are for captures",
                 click.get_current_context(),
             )
         path = Path(source.paths[0])

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from latencylab.analyzers import analyze
+from latencylab.analyzers.host_collectives import find_host_waits
 from latencylab.analyzers.kernels import load_classes
 from latencylab.analyzers.ranks import RankSet, join_ranks
 from latencylab.analyzers.view import RankView
@@ -178,6 +179,17 @@ def test_causes_add_up_to_the_mean_wait_of_the_others() -> None:
         assert total[i] == pytest.approx(
             waits.mean(), abs=60
         )  # a clock drifts by some ns between collectives
+
+
+def test_hosts_that_wait_for_a_peer_are_told_for_whom() -> None:
+    """A broadcast's receivers wait for a late root, and leave with it."""
+    late = ranks.Inject(0, 3, None, "python", 120_000)
+    joined, _ = play(drain=True, injects=(late,))
+    waits = find_host_waits(joined.views, joined.ranks, joined.pairing, joined.clocks)
+    for its in waits[1:]:
+        long = np.flatnonzero(its.end - its.start > 100_000)
+        assert len(long)
+        assert (its.rank[long] == 0).all()
 
 
 def test_a_rank_that_diverges_for_good_is_reported() -> None:

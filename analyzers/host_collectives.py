@@ -1,0 +1,101 @@
+"""Collectives of the hosts (gloo): for which rank did each host wait?"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from latencylab.analyzers.clocks import Clock
+from latencylab.analyzers.collectives import RankCollectives
+from latencylab.analyzers.pairing import Pairing
+from latencylab.analyzers.view import RankView
+from latencylab.model.trace import I64
+
+GLOO = re.compile(r"^gloo:")
+RELEASED_NS = 50_000  # a host leaves this long after the peer came that it waited for, at most
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostWaits:
+    """One rank's host collectives in order of start, on its own clock: name (a row of the trace's names),
+    and `rank`, the index of the rank whose arrival ended the wait, or -1 where it did not wait for one.
+    """
+
+    start: I64
+    end: I64
+    name: I64
+    rank: I64
+
+    def at(self, time: I64) -> I64:
+        """The row that holds each time, or -1."""
+        if not len(self.start):
+            return np.full(len(time), -1, np.int64)
+        row = np.searchsorted(self.start, time, side="right") - 1
+        return np.where((row >= 0) & (time < self.end[np.maximum(row, 0)]), row, -1)
+
+
+def find_host_waits(
+    views: tuple[RankView, ...],
+    ranks: tuple[RankCollectives, ...],
+    pairing: Pairing,
+    clocks: tuple[Clock, ...],
+) -> tuple[HostWaits, ...]:
+    """Pair the hosts' collectives of all ranks: the n-th of a name in a step, by the steps that the GPUs'
+    paired collectives tie together. A host waited for the last of its peers to come before it left.
+    """
+    rows, keys = [], []
+    for r, view in enumerate(views):
+        ops = view.trace.ops
+        mine = np.flatnonzero(view.trace.matching(GLOO)[ops.name])
+        step = view.steps.of_host(ops.start[mine])
+        keys.append(_places(ops.name[mine], step - _shift(ranks, pairing, r), step >= 0, view.trace.names))
+        rows.append(mine)
+    arrivals: dict[tuple[str, int, int], dict[int, int]] = defaultdict(dict)
+    for r, (view, mine) in enumerate(zip(views, rows, strict=True)):
+        aligned = clocks[r].align(view.trace.ops.start[mine])
+        for key, time in zip(keys[r], aligned.tolist(), strict=True):
+            if key is not None:
+                arrivals[key][r] = time
+    waits = []
+    for r, (view, mine) in enumerate(zip(views, rows, strict=True)):
+        ops = view.trace.ops
+        start, end = clocks[r].align(ops.start[mine]), clocks[r].align(ops.end[mine])
+        awaited = []
+        for key, came, left in zip(keys[r], start.tolist(), end.tolist(), strict=True):
+            peers = arrivals[key] if key is not None else {}
+            later = {time: peer for peer, time in peers.items() if came < time <= left + RELEASED_NS}
+            awaited.append(later[max(later)] if later else -1)
+        waits.append(
+            HostWaits(
+                ops.start[mine], ops.end[mine], ops.name[mine].astype(np.int64), np.array(awaited, np.int64)
+            )
+        )
+    return tuple(waits)
+
+
+def _shift(ranks: tuple[RankCollectives, ...], pairing: Pairing, r: int) -> int:
+    """By how many steps rank r counts ahead of the first rank."""
+    both = (pairing.row[:, 0] >= 0) & (pairing.row[:, r] >= 0)
+    ours = ranks[r].step[pairing.row[both, r]]
+    theirs = ranks[0].step[pairing.row[both, 0]]
+    known = (ours >= 0) & (theirs >= 0)
+    return round(float(np.median(ours[known] - theirs[known]))) if known.any() else 0
+
+
+def _places(
+    name: np.ndarray, step: I64, known: np.ndarray, names: tuple[str, ...]
+) -> list[tuple[str, int, int] | None]:
+    """The place of each: its name, its step, and which of that name in the step it is; None outside steps."""
+    seen: dict[tuple[str, int], int] = defaultdict(int)
+    places: list[tuple[str, int, int] | None] = []
+    for which, its_step, inside in zip(name.tolist(), step.tolist(), known.tolist(), strict=True):
+        if not inside:
+            places.append(None)
+            continue
+        key = (names[which], its_step)
+        places.append((*key, seen[key]))
+        seen[key] += 1
+    return places
