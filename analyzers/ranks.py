@@ -24,6 +24,7 @@ from latencylab.model.findings import (
 from latencylab.model.integrity import Issue
 from latencylab.model.trace import I64, Bool
 
+APART_NS = 60_000_000_000  # between the records of ranks of one job, at most
 ALONE = "a rank alone: its collectives' peers are not in the capture, so their waits cannot be told from work"
 
 
@@ -43,8 +44,11 @@ class RankSet:
 
 
 def join_ranks(views: tuple[RankView, ...]) -> RankSet | None:
-    """Pair the collectives of these ranks and align their clocks; None where nothing can be paired."""
-    if len(views) < 2:
+    """Pair the collectives of these ranks and align their clocks.
+
+    None where nothing can be paired, or where the traces are not of one job.
+    """
+    if len(views) < 2 or job_differences(views):
         return None
     ranks = tuple(find_collectives(view) for view in views)
     pairing = pair_collectives(ranks)
@@ -61,6 +65,31 @@ def join_ranks(views: tuple[RankView, ...]) -> RankSet | None:
     host_waits = find_host_waits(views, ranks, pairing, clocks)
     causes = find_causes(views, ranks, pairing, skew, host_waits)
     return RankSet(views, ranks, pairing, clocks, skew, causes, tuple(wait_alone))
+
+
+def job_differences(views: tuple[RankView, ...]) -> list[str]:
+    """In what the traces differ that are the same on all ranks of one job; nothing for one job.
+
+    Size of the world, kind of GPU, versions, and a common time: clocks of one job's hosts differ by seconds
+    at most, and the profiler's starts by half a minute.
+    """
+    traces = [view.trace for view in views]
+    same = {
+        "world_size": {trace.world_size for trace in traces if trace.world_size},
+        "GPU": {trace.device_name for trace in traces if trace.device_name},
+        **{
+            name: {trace.versions[name] for trace in traces if name in trace.versions}
+            for name in sorted({name for trace in traces for name in trace.versions})
+        },
+    }
+    differing = [
+        f"{name} {', '.join(map(str, sorted(values)))}" for name, values in same.items() if len(values) > 1
+    ]
+    starts, ends = zip(*(view.window for view in views), strict=True)
+    apart = max(starts) - min(ends)
+    if apart > APART_NS:
+        differing.append(f"{apart / 1e9:,.0f} s between the end of one and the start of another")
+    return differing
 
 
 def summarise_alignment(joined: RankSet) -> Alignment:
@@ -208,7 +237,11 @@ def rank_issues(views: tuple[RankView, ...], joined: RankSet | None) -> list[Iss
     if len(views) == 1 and len(find_collectives(views[0])):
         of = f" of {world}" if world > 1 else ""
         issues.append(Issue("rank_alone", "info", 1, f"rank {views[0].trace.rank}{of} is {ALONE}"))
-    if len(views) > 1 and joined is None:
+    differing = job_differences(views)
+    if differing:
+        detail = f"the traces are not of one job, so their ranks are not paired: {'; '.join(differing)}"
+        issues.append(Issue("mixed_jobs", "warning", len(views), detail))
+    elif len(views) > 1 and joined is None:
         issues.append(
             Issue("ranks_not_paired", "warning", len(views), "no collective of the ranks could be paired")
         )

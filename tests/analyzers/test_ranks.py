@@ -265,6 +265,30 @@ def test_the_analysis_holds_the_ranks_findings() -> None:
     assert waits[2] == min(waits)  # type: ignore[type-var]
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"world_size": 8}, "world_size 4, 8"),
+        ({"device_name": "NVIDIA A100"}, "GPU NVIDIA A100, NVIDIA H200"),
+    ],
+)
+def test_mixed_jobs_are_named_and_not_paired(change: dict[str, Any], named: str) -> None:
+    traces = plain_run()
+    mixed = (*traces[:3], replace(traces[3], **change))
+    found = analyze(Capture("synthetic", None, None, mixed))
+    assert found.alignment is None
+    (issue,) = [issue for issue in found.integrity.issues if issue.code == "mixed_jobs"]
+    assert named in issue.detail
+
+
+def test_records_of_different_hours_are_not_paired() -> None:
+    traces = plain_run()
+    later = (*traces[:3], moved(traces[3], 3_600_000_000_000))
+    found = analyze(Capture("synthetic", None, None, later))
+    assert found.alignment is None
+    assert "mixed_jobs" in {issue.code for issue in found.integrity.issues}
+
+
 def test_a_rank_alone_is_said_to_be_alone() -> None:
     found = analyze(Capture("synthetic", None, None, plain_run()[:1]))
     assert found.alignment is None
