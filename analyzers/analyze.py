@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
-from latencylab import __version__
 from latencylab.analyzers.idle import HOST, UNKNOWN
 from latencylab.analyzers.integrity import find_issues
 from latencylab.analyzers.kernels import load_classes
 from latencylab.analyzers.launches import join_launches
+from latencylab.analyzers.rank_timeline import build_rank_timeline
 from latencylab.analyzers.ranks import join_ranks, rank_issues, summarise_alignment, summarise_collectives
 from latencylab.analyzers.registry import run_all
 from latencylab.analyzers.run_ahead import least_run_ahead
@@ -93,13 +94,14 @@ def analyze_views(
     return Analysis(
         capture_path=capture.path,
         manifest=capture.manifest,
-        version=__version__,
+        version=version("latencylab"),
         verdict=verdict,
         fixes=rank_fixes(max(findings, key=lambda f: f.main.step_us.idle_host if f.main.step_us else 0.0)),
         integrity=integrity,
         ranks=findings,
         alignment=summarise_alignment(joined) if joined else None,
         collectives=collectives,
+        rank_timeline=build_rank_timeline(joined, chosen[0][0]) if joined else None,
     )
 
 

@@ -15,10 +15,10 @@ EXPLICIT = re.compile(
     r"^(?:cuda|hip)(?:Stream|Device|Event|Thread)Synchronize|^cu(?:Stream|Ctx|Event)Synchronize"
 )
 WHOLE_DEVICE = re.compile(r"^(?:cuda|hip)(?:Device|Thread)Synchronize|^cuCtxSynchronize")
-BLOCKING_COPY = re.compile(r"^(?:cuda|hip)Memcpy(?:2D|3D)?$|^hipMemcpyWithStream$|^cuMemcpy(?!.*Async)")
+BLOCKING_COPY = re.compile(r"^(?:cuda|hip|cu)Memcpy(?!.*Async)")
 ASYNC_COPY = re.compile(r"Memcpy\w*Async")
 ALLOCATION = re.compile(
-    r"^(?:cuda|hip)(?:Free|Malloc|HostAlloc|FreeHost|HostFree|HostMalloc|MallocHost)$|^cuMem(?:Free|Alloc)"
+    r"^(?:cuda|hip)(?:Free|Malloc|HostAlloc|HostFree|HostMalloc)(?!.*Async)|^cuMem(?:Free|Alloc)(?!.*(?:Async|Pool))"
 )
 QUERY = re.compile(r"^(?:cuda|hip)EventQuery|^cuEventQuery")
 TO_HOST = re.compile(r"DtoH|DeviceToHost|Device -> (?:Pinned|Pageable|Host)", re.IGNORECASE)
@@ -47,10 +47,10 @@ class BlockingCalls:
 def find_blocking(trace: Trace, launches: Launches) -> BlockingCalls:
     """All blocking calls of the trace.
 
-    An async copy to pageable memory blocks unless its op ended after the call's return. A device
+    A copy, and an async copy to pageable memory, blocks unless its op ended after the call's return. A device
     synchronize after which nothing is launched is the profiler's own. A polling loop is three or more event
     queries in a row on one thread with no other API call between; those within a framework op are the
-    caching allocator's, those of a thread that does nothing else a watchdog's.
+    caching allocator's, those of a thread that launches nothing a watchdog's.
     """
     api = trace.api
     by_row = np.full(len(api), MISSING, np.int64)
@@ -64,13 +64,12 @@ def find_blocking(trace: Trace, launches: Launches) -> BlockingCalls:
         own = np.maximum(by_row, 0)
         to_pageable &= trace.matching(TO_PAGEABLE)[trace.gpu.name[own]]
         to_pageable &= trace.matching(TO_HOST)[trace.gpu.name[own]]
-        to_pageable &= trace.gpu.end[own] <= api.end + CLOCK_NS
-    copy |= to_pageable
+        copy = (copy | to_pageable) & ((by_row < 0) | (trace.gpu.end[own] <= api.end + CLOCK_NS))
     allocation = trace.matching(ALLOCATION)[api.name]
     rows = np.flatnonzero(explicit | copy | allocation)
     kinds: list[SyncKind] = ["explicit" if explicit[i] else "copy" if copy[i] else "alloc" for i in rows]
     names = [trace.names[api.name[i]] for i in rows]
-    first, last = _polling_loops(trace)
+    first, last = _polling_loops(trace, launches)
     start = np.concatenate([api.start[rows], api.start[first]])
     order = np.argsort(start, kind="stable")
     all_rows = np.concatenate([rows, first])[order]
@@ -87,15 +86,13 @@ def find_blocking(trace: Trace, launches: Launches) -> BlockingCalls:
     )
 
 
-def _polling_loops(trace: Trace) -> tuple[I64, I64]:
+def _polling_loops(trace: Trace, launches: Launches) -> tuple[I64, I64]:
     """The first and the last query of each polling loop, as rows of the API calls."""
     api = trace.api
     is_query = trace.matching(QUERY)[api.name]
     firsts, lasts = [], []
-    for thread in np.unique(api.thread[is_query]):
+    for thread in np.intersect1d(api.thread[is_query], launches.thread):
         rows = np.flatnonzero(api.thread == thread)
-        if is_query[rows].all():
-            continue
         mine = trace.ops.thread == thread
         in_op = _covered(trace.ops.start[mine], trace.ops.end[mine], api.start[rows])
         polls = is_query[rows] & ~in_op

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from latencylab.analyzers.collectives import BARRIER_AT_END, ONE_SHOT, PUSH, RankCollectives
+from latencylab.analyzers.collectives import (
+    BARRIER_AT_END,
+    ONE_SHOT,
+    PUSH,
+    RankCollectives,
+    kind_of_token,
+)
 from latencylab.analyzers.pairing import Pairing, robust_line
 from latencylab.model.trace import I64, Bool
 
@@ -134,34 +140,35 @@ def _fit(
     where there are enough. Else the bias of the last rank is a parameter of the fit, and where one rank is
     always last, so that nothing tells it from an offset, it is what is known of such collectives.
     """
-    barrier = np.array([bool(BARRIER_AT_END.search(name)) for name in pairing.tokens])
-    usual, unsure = np.array([_leaves_first(name) for name in pairing.tokens]).T
-    token = pairing.token[rows]
+    kinds, kind_of = np.unique([kind_of_token(token) for token in pairing.tokens], return_inverse=True)
+    barrier = np.array([bool(BARRIER_AT_END.search(kind)) for kind in kinds])
+    usual, unsure = np.array([_leaves_first(kind) for kind in kinds]).T
+    which = kind_of[pairing.token[rows]]
     x = (end[rows, 0] - t0).astype(np.float64)
     y = _difference(end, rows, r)
     both = (waits[rows, r] > WAITED_NS) & (waits[rows, 0] > WAITED_NS)
-    unbiased = barrier[token] | both
+    unbiased = barrier[which] | both
     extra = 0.0
     if unbiased.sum() >= max(10, len(rows) // 20):
-        x, y, token = x[unbiased], y[unbiased], token[unbiased]
+        x, y, which = x[unbiased], y[unbiased], which[unbiased]
     else:
         # The last rank ends early: y = offset - bias where r is last, offset + bias where the reference is.
         side = np.where(waits[rows, r] <= WAITED_NS, -1.0, 0.0) + np.where(
             waits[rows, 0] <= WAITED_NS, 1.0, 0.0
         )
-        bias = usual[token]
+        bias = usual[which]
         if min((side < 0).sum(), (side > 0).sum()) >= FEW_POINTS:
             line = robust_line(x, y - side * bias)
             rest = y - line[0] - line[1] * x
             bias = np.full(len(y), float(np.median(rest[side > 0]) - np.median(rest[side < 0])) / 2)
         elif (side != 0).mean() > UNTOLD:
-            extra = float(unsure[token[side != 0]].max())
+            extra = float(unsure[which[side != 0]].max())
         y = y - side * bias
     line = robust_line(x, y)
     rest = y - line[0] - line[1] * x
     spread = float(np.median(np.abs(rest)))
     medians = [
-        float(np.median(rest[token == kind])) for kind in np.unique(token) if (token == kind).sum() >= 5
+        float(np.median(rest[which == kind])) for kind in np.unique(which) if (which == kind).sum() >= 5
     ]
     disagreement = max(medians) - min(medians) if len(medians) > 1 else 0.0
     if len(rest) < FEW_POINTS:

@@ -25,16 +25,21 @@ NOT_BLOCKING = re.compile(r"sendrecv|send_recv|broadcast|push_only|copy|memcpy|o
 BARRIER_AT_END = re.compile(r"2stage|two_?shot|twoshot", re.IGNORECASE)  # all ranks leave together
 ONE_SHOT = re.compile(r"1stage|one_?shot|fusion|lamport", re.IGNORECASE)
 PUSH = re.compile(r"push", re.IGNORECASE)
+# All ranks put in as much; what each sends to single others, or broadcasts in turn, may differ in size.
+SAME_SIZE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)
+HASHED = re.compile(r"[0-9a-f]{32,}")  # a group's name that PyTorch made of its ranks
+SEPARATOR = " · "
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankCollectives:
     """One rank's collectives in order of their start.
 
-    `op`: rows of the GPU ops; `token`: kind, group and size as one string, a row of `tokens`; `arrival`: when
-    the rank was there, which is its start, or later where an op before it on its stream still ran (under
-    programmatic dependent launch a kernel may start before its predecessor ends); `step`: the step that
-    launched it, or -1. All times on the rank's own clock.
+    `op`: rows of the GPU ops; `token`: kind, and group and size where known, as one string, a row of
+    `tokens`, equal on all ranks that may meet in it; `arrival`: when the rank was there, which is its start,
+    or later where an op before it on its stream still ran (under programmatic dependent launch a kernel may
+    start before its predecessor ends); `step`: the step that launched it, or -1. All times on the rank's own
+    clock.
     """
 
     op: I64
@@ -58,11 +63,7 @@ def find_collectives(view: RankView) -> RankCollectives:
     """The collectives of a rank."""
     trace, gpu = view.trace, view.trace.gpu
     ops = np.flatnonzero(trace.matching(COLLECTIVE)[gpu.name] & (gpu.kind == KERNEL))
-    tokens: dict[str, int] = {}
-    of_name = {
-        name: tokens.setdefault(kind_of_kernel(trace.names[name]), len(tokens))
-        for name in np.unique(gpu.name[ops]).tolist()
-    }
+    token, tokens = _tokens(trace, ops)
     launch = view.launches.of_op[ops]
     launched = np.where(launch >= 0, view.launches.start[launch] if len(view.launches) else 0, 0)
     return RankCollectives(
@@ -70,10 +71,58 @@ def find_collectives(view: RankView) -> RankCollectives:
         start=gpu.start[ops],
         end=gpu.end[ops],
         arrival=_arrivals(trace)[ops],
-        token=np.array([of_name[name] for name in gpu.name[ops].tolist()], np.int64),
-        tokens=tuple(tokens),
+        token=token,
+        tokens=tokens,
         step=np.where(launch >= 0, view.steps.of_host(launched), -1),
     )
+
+
+def kind_of_token(token: str) -> str:
+    """The token without group and size."""
+    return token.partition(SEPARATOR)[0]
+
+
+def _tokens(trace: Trace, ops: I64) -> tuple[I64, tuple[str, ...]]:
+    """The token of each of these GPU ops, as rows of the tokens."""
+    gpu = trace.gpu
+    said = np.stack([gpu.name[ops].astype(np.int64), gpu.group[ops].astype(np.int64), gpu.bytes[ops]])
+    distinct, which = np.unique(said, axis=1, return_inverse=True)
+    tokens: dict[str, int] = {}
+    rows = []
+    for name, group, size in distinct.T.tolist():
+        parts = [kind_of_kernel(trace.names[name])]
+        same_size = SAME_SIZE.search(parts[0]) is not None
+        if group >= 0:
+            parts.append(_group(trace, trace.names[group]))
+        if size >= 0 and same_size:
+            parts.append(_size(size))
+        rows.append(tokens.setdefault(SEPARATOR.join(parts), len(tokens)))
+    return np.array(rows, np.int64)[which.ravel()], tuple(tokens)
+
+
+def _group(trace: Trace, name: str) -> str:
+    """A process group by its name, and by its ranks where it is known not to be of all: PyTorch gives groups
+    split off at once one name.
+    """
+    ranks = trace.groups.get(name)
+    shown = f"group {name[:8] if HASHED.fullmatch(name) else name}"
+    return shown if ranks is None or len(ranks) == trace.world_size else f"{shown} ({_ranks(ranks)})"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    first, last = ranks[0], ranks[-1]
+    step = ranks[1] - first if len(ranks) > 1 else 1
+    if len(ranks) > 2 and ranks == tuple(range(first, last + 1, step)):
+        return f"ranks {first}-{last}" if step == 1 else f"ranks {first}, {first + step}, … {last}"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _size(size: int) -> str:
+    """Exact, so that different sizes are never shown alike."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size and size % unit == 0:
+            return f"{size // unit:,} {name}"
+    return f"{size:,} B"
 
 
 def _arrivals(trace: Trace) -> I64:

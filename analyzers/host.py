@@ -41,7 +41,7 @@ def owned_overhead(trace: Trace, thread: int) -> Intervals:
     """
     times = [
         edges
-        for table in (trace.api, trace.ops, trace.spans)
+        for table in (trace.api, trace.ops, trace.spans, trace.frames)
         for edges in _on_thread(table.thread, thread, table.start, table.end)
     ]
     edges = np.sort(np.concatenate(times))

@@ -12,7 +12,7 @@ from latencylab.analyzers.clocks import Clock
 from latencylab.analyzers.collectives import RankCollectives
 from latencylab.analyzers.pairing import Pairing
 from latencylab.analyzers.view import RankView
-from latencylab.model.trace import I64
+from latencylab.model.trace import I64, HostEvents, Trace
 
 GLOO = re.compile(r"^gloo:")
 RELEASED_NS = 50_000  # a host leaves this long after the peer came that it waited for, at most
@@ -46,34 +46,39 @@ def find_host_waits(
     """Pair the hosts' collectives of all ranks: the n-th of a name in a step, by the steps that the GPUs'
     paired collectives tie together. A host waited for the last of its peers to come before it left.
     """
-    rows, keys = [], []
+    events, keys = [], []
     for r, view in enumerate(views):
-        ops = view.trace.ops
-        mine = np.flatnonzero(view.trace.matching(GLOO)[ops.name])
-        step = view.steps.of_host(ops.start[mine])
-        keys.append(_places(ops.name[mine], step - _shift(ranks, pairing, r), step >= 0, view.trace.names))
-        rows.append(mine)
+        events.append(_host_collectives(view.trace))
+        step = view.steps.of_host(events[r].start)
+        keys.append(_places(events[r].name, step - _shift(ranks, pairing, r), step >= 0, view.trace.names))
     arrivals: dict[tuple[str, int, int], dict[int, int]] = defaultdict(dict)
-    for r, (view, mine) in enumerate(zip(views, rows, strict=True)):
-        aligned = clocks[r].align(view.trace.ops.start[mine])
-        for key, time in zip(keys[r], aligned.tolist(), strict=True):
+    for r, its in enumerate(events):
+        for key, time in zip(keys[r], clocks[r].align(its.start).tolist(), strict=True):
             if key is not None:
                 arrivals[key][r] = time
     waits = []
-    for r, (view, mine) in enumerate(zip(views, rows, strict=True)):
-        ops = view.trace.ops
-        start, end = clocks[r].align(ops.start[mine]), clocks[r].align(ops.end[mine])
+    for r, its in enumerate(events):
+        start, end = clocks[r].align(its.start), clocks[r].align(its.end)
         awaited = []
         for key, came, left in zip(keys[r], start.tolist(), end.tolist(), strict=True):
             peers = arrivals[key] if key is not None else {}
             later = {time: peer for peer, time in peers.items() if came < time <= left + RELEASED_NS}
             awaited.append(later[max(later)] if later else -1)
-        waits.append(
-            HostWaits(
-                ops.start[mine], ops.end[mine], ops.name[mine].astype(np.int64), np.array(awaited, np.int64)
-            )
-        )
+        waits.append(HostWaits(its.start, its.end, its.name.astype(np.int64), np.array(awaited, np.int64)))
     return tuple(waits)
+
+
+def _host_collectives(trace: Trace) -> HostEvents:
+    """The host's collectives in order of start: c10d records them as framework ops or as annotations."""
+    is_gloo = trace.matching(GLOO)
+    ops, spans = (table.take(is_gloo[table.name]) for table in (trace.ops, trace.spans))
+    merged = HostEvents(
+        *(
+            np.concatenate([getattr(ops, column), getattr(spans, column)])
+            for column in ("start", "end", "thread", "name")
+        )
+    )
+    return merged.take(np.argsort(merged.start, kind="stable"))
 
 
 def _shift(ranks: tuple[RankCollectives, ...], pairing: Pairing, r: int) -> int:

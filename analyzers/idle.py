@@ -61,8 +61,8 @@ def split_idle(trace: Trace, launches: Launches) -> Idle:
     gap_start, gap_end, op = find_gaps(trace)
     call = launches.call[op]
     known = call >= 0
-    l0 = np.where(known, trace.api.start[call], 0)
-    l1 = np.where(known, trace.api.end[call], 0)
+    l0, l1 = np.zeros(len(op), np.int64), np.zeros(len(op), np.int64)
+    l0[known], l1[known] = trace.api.start[call[known]], trace.api.end[call[known]]
     whole = np.full(len(op), HOST, np.uint8)
     whole[l1 <= gap_start] = DISPATCH
     whole[~known] = UNKNOWN

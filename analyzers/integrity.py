@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from latencylab.analyzers.blocking import CLOCK_NS
 from latencylab.analyzers.launches import Launches
 from latencylab.model.integrity import Issue
 from latencylab.model.trace import KERNEL, Trace
@@ -24,7 +25,7 @@ def find_issues(trace: Trace, launches: Launches) -> Iterable[Issue]:
             unjoined,
             "GPU ops without the API call that launched them: the idle before them has no known cause",
         )
-    early = trace.gpu.start[launches.first_op] < launches.start
+    early = trace.gpu.start[launches.first_op] < launches.start - CLOCK_NS
     if early.any():
         yield Issue(
             "clock_order",

@@ -44,7 +44,7 @@ class Launches:
 
 
 def join_launches(trace: Trace) -> Launches:
-    """Join each GPU op with the API call of its correlation id.
+    """Join each GPU op with the API call of its correlation id; ids of 0 and less are none.
 
     Where several calls carry one id (a runtime call and the driver call within it), the first, outermost
     one counts: it is what the thread was in. A graph launch has many ops, all others one; ops of one id
@@ -52,12 +52,12 @@ def join_launches(trace: Trace) -> Launches:
     """
     gpu, api = trace.gpu, trace.api
     call = np.full(len(gpu), MISSING, np.int64)
-    correlated = np.flatnonzero(api.correlation >= 0)
+    correlated = np.flatnonzero(api.correlation > 0)
     if len(correlated) and len(gpu):
         ids, at = np.unique(api.correlation[correlated], return_index=True)
         found = np.searchsorted(ids, gpu.correlation)
         found = np.minimum(found, len(ids) - 1)
-        hit = (ids[found] == gpu.correlation) & (gpu.correlation >= 0)
+        hit = ids[found] == gpu.correlation
         call[hit] = correlated[at[found[hit]]]
     joined = np.flatnonzero(call >= 0)
     row, first_at, of_joined, ops = np.unique(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latencylab.analyzers.collectives import BLOCKING, NOT_BLOCKING, RankCollectives
+from latencylab.analyzers.collectives import BLOCKING, NOT_BLOCKING, RankCollectives, kind_of_token
 from latencylab.model.trace import I64, Bool
 
 F64 = npt.NDArray[np.float64]
@@ -77,7 +77,8 @@ def pair_collectives(ranks: tuple[RankCollectives, ...]) -> Pairing:
         for rank in ranks
     ]
     names = tuple(tokens)
-    is_blocking = np.array([bool(BLOCKING.search(n)) and not NOT_BLOCKING.search(n) for n in names], bool)
+    kinds = [kind_of_token(name) for name in names]
+    is_blocking = np.array([bool(BLOCKING.search(k)) and not NOT_BLOCKING.search(k) for k in kinds], bool)
     rough: list[tuple[float, float, int] | None] = [(0.0, 0.0, int(ranks[0].start.min(initial=0)))]
     alike = [False]
     for rank, its in zip(ranks[1:], token[1:], strict=True):

@@ -51,7 +51,8 @@ def measure_skew(ranks: tuple[RankCollectives, ...], pairing: Pairing, clocks: t
     there = pairing.row >= 0
     arrival, end = (pairing.column(ranks, name) for name in ("arrival", "end"))
     for r, clock in enumerate(clocks):
-        arrival[:, r], end[:, r] = clock.align(arrival[:, r]), clock.align(end[:, r])
+        arrival[:, r] = np.where(there[:, r], clock.align(arrival[:, r]), 0)
+        end[:, r] = np.where(there[:, r], clock.align(end[:, r]), 0)
     lowest = np.iinfo(np.int64).min
     last_at = np.where(there, arrival, lowest).max(axis=1, initial=lowest)
     first_at = np.where(there, arrival, np.iinfo(np.int64).max).min(axis=1, initial=np.iinfo(np.int64).max)

@@ -20,7 +20,7 @@ from latencylab.model.trace import I64, MEMCPY, MISSING, Bool, Trace
 
 WAITED_NS = 20_000  # a call longer than this waited: one that need not still takes 6 to 10 µs under CUPTI
 RETURN_NS = 15_000  # a waiting call returns within this time of the end of what it waited for
-BRACKETED = re.compile(r"\s*[\[(][^\])]*[\])]")
+BRACKETED = re.compile(r"\s*(?:\[[^\[\]()]*\]|\([^\[\]()]*\))")
 COUNTED = re.compile(r"^(?:ProfilerStep#|execute_)")  # names with a number of the step or of its tokens
 COPY_NAME = re.compile(r"(\w+to\w)\w*\s*\(.*->\s*(\w+)\)", re.IGNORECASE)
 
@@ -78,7 +78,8 @@ def resolve_waits(
     spans, ops = _paths(trace, calls)
     step = steps.of_host(calls.start)
     kinds = [steps.kind[i] if i >= 0 else "" for i in step]
-    alike: list[Hashable] = list(zip(calls.api, spans, ops, kinds, strict=True))
+    seams = _seams(calls, legs)
+    alike: list[Hashable] = list(zip(calls.api, spans, ops, seams, kinds, strict=True))
     op, evidence = calls.op.copy(), np.where(calls.op >= 0, "recorded", "unknown").astype("<U10")
     _recorded(trace, launches, calls, op, evidence)
     copies = _copies_read(trace, launches, calls, alike)
@@ -90,7 +91,7 @@ def resolve_waits(
     ended = np.where(known, trace.gpu.end[op] if len(trace.gpu) else 0, 0)
     blocked = np.where(known, np.clip(ended - calls.start, 0, calls.end - calls.start), 0)
     behind, queued = _work_behind(trace, launches, calls, op)
-    site, sites = _sites(trace, launches, calls, spans, ops, copies, legs)
+    site, sites = _sites(trace, launches, calls, spans, ops, copies, seams)
     return Waits(
         calls,
         op,
@@ -115,7 +116,9 @@ def _paths(trace: Trace, calls: BlockingCalls) -> tuple[list[str], list[str]]:
 
 def _stable(span: str) -> str:
     """A span's name without what changes from step to step."""
-    name = BRACKETED.sub("", span)
+    name = span
+    while (shorter := BRACKETED.sub("", name)) != name:  # brackets within brackets go from the inside out
+        name = shorter
     return re.sub(r"\d+", "N", name) if COUNTED.match(name) else name
 
 
@@ -136,18 +139,18 @@ def _recorded(trace: Trace, launches: Launches, calls: BlockingCalls, op: I64, e
         if evidence[i] == "recorded":
             continue
         before = calls.start[i]
-        candidates = np.arange(int(launches.before(before)))
         record = record_of.get(int(api.correlation[row]))
-        if record is not None and not WHOLE_DEVICE.search(calls.api[i]):
+        if WHOLE_DEVICE.search(calls.api[i]):
+            candidates = np.arange(int(launches.before(before)))
+        elif record is not None and syncs.stream[record] >= 0:
             recorded_by = call_of.get(int(syncs.record_correlation[record]))
             if recorded_by is not None:
-                candidates = candidates[launches.start[candidates] < api.start[recorded_by]]
-            elif syncs.stream[record] < 0 or "Event" in calls.api[i]:
-                continue  # the record names neither the event's place nor a stream
-            if syncs.stream[record] >= 0:
-                candidates = candidates[stream[candidates] == syncs.stream[record]]
-            candidates = candidates[-1:]
-        elif not WHOLE_DEVICE.search(calls.api[i]):
+                before = api.start[recorded_by]
+            elif "Event" in calls.api[i]:
+                continue  # the record does not say where the event was recorded
+            candidates = np.arange(int(launches.before(before)))
+            candidates = candidates[stream[candidates] == syncs.stream[record]][-1:]
+        else:
             continue
         if len(candidates):
             op[i] = launches.last_op[candidates[np.argmax(launches.done[candidates])]]
@@ -172,16 +175,19 @@ def _infer(launches: Launches, calls: BlockingCalls, rows: I64, op: I64, evidenc
     place = _place(launches.done, newest, calls.end[rows])
     if place is None:
         return
+    by_end = np.argsort(launches.done, kind="stable")
+    ends = launches.done[by_end]
     for i, count in zip(rows.tolist(), newest.tolist(), strict=True):
         if count < place:
             continue
         if calls.end[i] - calls.start[i] > WAITED_NS:
+            since = max(calls.end[i] - RETURN_NS, calls.start[i])
+            first, stop = np.searchsorted(ends, [since, calls.end[i] + CLOCK_NS], side="right")
+            recent = by_end[first:stop]
             # An event can only stand behind a whole launch, and none newer than `place` can be it.
-            done = launches.done[: count - place + 1]
-            recent = np.flatnonzero((done > calls.end[i] - RETURN_NS) & (done <= calls.end[i] + CLOCK_NS))
-            recent = recent[done[recent] > calls.start[i]]
+            recent = recent[recent <= count - place]
             if len(recent):
-                op[i], evidence[i] = launches.last_op[recent[np.argmax(done[recent])]], "blocked"
+                op[i], evidence[i] = launches.last_op[recent[-1]], "blocked"
                 continue
         if calls.kind[i] != "alloc":
             op[i], evidence[i] = launches.last_op[count - place], "eliminated"
@@ -277,9 +283,8 @@ def _sites(
     spans: list[str],
     ops: list[str],
     copies: I64,
-    legs: LegTable,
+    seams: list[str],
 ) -> tuple[I64, tuple[Site, ...]]:
-    seams = _seams(calls, legs)
     places = list(zip(calls.api, spans, ops, seams, strict=True))
     reads = [_copy_read(trace, launches, copy) if copy >= 0 else None for copy in copies.tolist()]
     usual: dict[Hashable, Counter[_Read]] = defaultdict(Counter)

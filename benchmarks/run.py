@@ -142,8 +142,10 @@ def bench_ranks(bench: Bench) -> None:
         "open and analyse": lambda: bench.task("analyse", folder, memory=True),
         "report to HTML": lambda: bench.timed("report", [sys.executable, *report], memory=True),
     }
+    if hta:
+        ways["HTA loads"] = lambda: bench.timed("hta", [hta, "-c", HTA, folder, RANKS], memory=True)
     for name, way in ways.items():
-        peaks = [way() for _ in range(bench.rounds)]
+        peaks = [way() for _ in range(1 if name == "HTA loads" else bench.rounds)]
         bench.row(name, Spread.of([p.pss / MIB for p in peaks]), Spread.of([p.rss / MIB for p in peaks]))
 
 
@@ -179,11 +181,16 @@ def bench_collectives(bench: Bench) -> None:
             done[count].append(bench.task("join", count))
     bench.say("\n### Collectives of 8 ranks\n")
     bench.say("Pairing, clocks and skew (`join_ranks`), inside the process.")
-    bench.table("collectives a rank", "paired", "s", "/ first row")
+    bench.table("collectives a rank", "paired", "s", "/ first row", "each rank alone before, s")
     inside = {count: [one.told["inside"] for one in its] for count, its in done.items()}
     for count, its in done.items():
-        paired = f"{its[0].told['paired']:,}"
-        bench.row(f"{count:,}", paired, Spread.of(inside[count]), ratios(inside[count], inside[counts[0]]))
+        bench.row(
+            f"{count:,}",
+            f"{its[0].told['paired']:,}",
+            Spread.of(inside[count]),
+            ratios(inside[count], inside[counts[0]]),
+            Spread.of([one.told["views"] for one in its]),
+        )
 
 
 def bench_large(bench: Bench) -> None:

@@ -49,8 +49,8 @@ def to_contract(analysis: Analysis) -> dict[str, Any]:
             "issues": [_plain(asdict(i)) for i in analysis.integrity.issues],
         },
         "ranks": [_rank(r) for r in analysis.ranks],
-        "alignment": None,
-        "collectives": None,
+        "alignment": None if analysis.alignment is None else _plain(asdict(analysis.alignment)),
+        "collectives": None if analysis.collectives is None else _plain(asdict(analysis.collectives)),
         "calibration": None,
     }
 

@@ -77,12 +77,28 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "kernels": (*_KEYS, "class", "short_name", "name", "us", "ops"),
     "kernel_classes": (*_KEYS, "class", "us", "ops"),
     "idle": (*_KEYS, "split", "cause", "us"),
+    "ranks": (
+        "rank",
+        "device",
+        "reference",
+        "offset_us",
+        "residual_us",
+        "bound_low_us",
+        "bound_high_us",
+        "drift_ppm",
+        "points",
+        "shifted",
+        "unpaired",
+        "note",
+    ),
+    "collectives": ("name", "per_step", "wait_us", "transfer_us", "skew_us", "resolved"),
+    "late": ("rank", "kind", "wait_us", "share", "count", "cause", "us"),
 }
 
 
 def tables(analysis: Analysis) -> dict[str, pd.DataFrame]:
     """One frame a table; the columns are the same whatever was found. Times are µs per step (of a table
-    `steps`: µs of that step), `start_ns` and `end_ns` absolute ns.
+    `steps`: µs of that step, of `ranks`: of clocks), `start_ns` and `end_ns` absolute ns.
     """
     rows: dict[str, list[Row]] = {name: [] for name in COLUMNS}
     for rank in analysis.ranks:
@@ -91,6 +107,8 @@ def tables(analysis: Analysis) -> dict[str, pd.DataFrame]:
             key = {"rank": rank.rank, "device": rank.device, "kind": kind.kind}
             for name, row in _of_kind(kind):
                 rows[name].append(key | row)
+    for name, row in _of_ranks(analysis):
+        rows[name].append(row)
     return {
         name: pd.DataFrame([_storable(row) for row in rows[name]], columns=list(columns))
         for name, columns in COLUMNS.items()
@@ -131,6 +149,27 @@ def _step(rank: RankFindings, step: Step) -> Row:
         "run_ahead_us": step.run_ahead_us,
         "slower_by": "; ".join(f"{d.what}: {d.us:.3f}" for d in step.slower_by),
     }
+
+
+def _of_ranks(analysis: Analysis) -> Iterator[tuple[str, Row]]:
+    """Each row about several ranks with the name of its table: none where they were not aligned."""
+    found, alignment = analysis.collectives, analysis.alignment
+    devices = {rank.rank: rank.device for rank in analysis.ranks}
+    for clock in alignment.ranks if alignment else ():
+        row = asdict(clock) | {
+            "device": devices.get(clock.rank),
+            "reference": alignment.reference if alignment else None,
+            "unpaired": found.unpaired_by_rank.get(clock.rank) if found else None,
+        }
+        row["bound_low_us"], row["bound_high_us"] = row.pop("bound_us")
+        yield "ranks", row
+    for kind in found.kinds if found else ():
+        row = asdict(kind)
+        row["per_step"] = row.pop("count")
+        yield "collectives", row
+    for late in found.late if found else ():
+        for name, us in late.causes.items():
+            yield "late", asdict(late) | {"cause": name, "us": us}
 
 
 def _of_kind(kind: KindFindings) -> Iterator[tuple[str, Row]]:

@@ -7,6 +7,8 @@ Times are in µs, on the axes of whole steps in ms.
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from latencylab.model.findings import KindFindings, RankFindings, Step, WindowParts
@@ -20,10 +22,13 @@ _LABEL = 36
 _ROW_PX = 44
 _ROLE_NAMES = {
     "busy": "busy",
+    "wait": "waits in collectives",
     "host": "idle, host late",
     "gpu": "idle, GPU's own",
     "unknown": "idle, unknown",
 }
+# Drawn in the figure of steps only where there is any.
+_IF_ANY = (_ROLE_NAMES["wait"], _ROLE_NAMES["unknown"])
 
 
 def plot_text(text: str) -> str:
@@ -32,8 +37,10 @@ def plot_text(text: str) -> str:
 
 
 def waterfall_rows(kind: KindFindings, parts: WindowParts) -> list[summary.Bar]:
-    """Wall, busy, each cause of host idle, each reason of GPU idle, unknown: one after the other."""
-    rows = [b for b in summary.waterfall(parts) if b.role in ("wall", "busy")]
+    """Wall, busy, of it the wait in collectives, each cause of host idle, each reason of GPU idle, unknown:
+    one after the other.
+    """
+    rows = [b for b in summary.waterfall(parts) if b.role in ("wall", "busy", "wait")]
     at = fmt.amount(parts.busy)
     for name, us in summary.blame_rows(kind, parts.idle_host, _TOP_BLAME):
         rows.append(summary.Bar(name, "host", us, at))
@@ -57,7 +64,7 @@ def waterfall(rows: list[summary.Bar], wall: float | None) -> Figure:
         "x": [_round(row.us) for row in rows],
         "base": [_round(row.start_us) for row in rows],
         "width": 0.36,
-        "marker": {"color": [_colour(row) for row in rows], "line": {"width": 0}},
+        "marker": {"color": [f"var(--{row.role})" for row in rows], "line": {"width": 0}} | _hatching(rows),
         "customdata": [plot_text(f"{row.label}: {fmt.us_unit(row.us)}") for row in rows],
         "hovertemplate": "%{customdata}<extra></extra>",
         "showlegend": False,
@@ -76,7 +83,7 @@ def waterfall(rows: list[summary.Bar], wall: float | None) -> Figure:
         }
         for i, label in enumerate(labels)
     ]
-    layout = _layout(len(rows) * _ROW_PX + 40)
+    layout = base_layout(len(rows) * _ROW_PX + 40)
     layout["annotations"] = notes
     layout["xaxis"] |= {"title": {"text": "µs"}, "rangemode": "tozero", "tickformat": ",~r"}
     layout["yaxis"] |= {
@@ -96,7 +103,7 @@ def steps_bars(rank: RankFindings, kind: KindFindings) -> Figure | None:
         return None
     steady = [s for s in steps if s.left_out is None]
     traces = [_stack(role, steady) for role in _ROLE_NAMES]
-    traces = [t for t in traces if t["name"] != _ROLE_NAMES["unknown"] or any(t["y"])]
+    traces = [t for t in traces if t["name"] not in _IF_ANY or any(t["y"])]
     others = [s for s in steps if s.left_out is not None]
     if others:
         traces.append(
@@ -114,7 +121,7 @@ def steps_bars(rank: RankFindings, kind: KindFindings) -> Figure | None:
                 },
             }
         )
-    layout = _layout(300)
+    layout = base_layout(300)
     layout |= {"barmode": "stack", "bargap": 0.12}
     layout["xaxis"] |= {"title": {"text": "step"}, "tickformat": "d"}
     layout["yaxis"] |= {"title": {"text": "ms"}, "rangemode": "tozero"}
@@ -164,7 +171,7 @@ def run_ahead(rank: RankFindings, kind: KindFindings) -> Figure | None:
         "hovertemplate": "step %{x}: %{y:,.1f} µs<br>%{customdata}<extra></extra>",
         "showlegend": False,
     }
-    layout = _layout(220)
+    layout = base_layout(220)
     layout["xaxis"] |= {"title": {"text": "step"}, "tickformat": "d"}
     layout["yaxis"] |= {"title": {"text": "µs"}, "rangemode": "tozero", "tickformat": ",~r"}
     if not any(fmt.amount(s.run_ahead_us) for s in steps):  # plotly would centre a line of zeros
@@ -173,14 +180,21 @@ def run_ahead(rank: RankFindings, kind: KindFindings) -> Figure | None:
 
 
 def _stack(role: str, steps: list[Step]) -> Figure:
-    attribute = {"busy": "busy", "host": "idle_host", "gpu": "idle_gpu", "unknown": "idle_unknown"}[role]
+    part: Callable[[WindowParts], float] = {
+        "busy": summary.working,
+        "wait": summary.waiting,
+        "host": attrgetter("idle_host"),
+        "gpu": attrgetter("idle_gpu"),
+        "unknown": attrgetter("idle_unknown"),
+    }[role]
+    hatched = {"pattern": {"shape": "/", "fgcolor": "var(--bg)", "size": 6, "solidity": 0.35}}
     return {
         "type": "bar",
         "name": _ROLE_NAMES[role],
         "x": [s.index for s in steps],
-        "y": [_ms(getattr(s.parts, attribute)) for s in steps],
+        "y": [_ms(part(s.parts)) for s in steps],
         "hovertemplate": "step %{x}: %{y:.3f} ms " + _ROLE_NAMES[role] + "<extra></extra>",
-        "marker": {"color": f"var(--{role})", "line": {"width": 0}},
+        "marker": {"color": f"var(--{role})", "line": {"width": 0}} | (hatched if role == "wait" else {}),
     }
 
 
@@ -191,10 +205,12 @@ def _label(row: summary.Bar, wall: float | None) -> str:
     return f"<b>{fmt.us(row.us)}</b> ({fmt.percent(fmt.share(row.us, wall))}) {plot_text(name)}"
 
 
-def _colour(row: summary.Bar) -> str:
-    if row.depth:
-        return "var(--wait)"
-    return f"var(--{row.role})"
+def _hatching(rows: list[summary.Bar]) -> Figure:
+    """The pattern of waits, which are no work though busy includes them."""
+    if not any(row.role == "wait" for row in rows):
+        return {}
+    shapes = ["/" if row.role == "wait" else "" for row in rows]
+    return {"pattern": {"shape": shapes, "fgcolor": "var(--bg)", "size": 6, "solidity": 0.35}}
 
 
 def _level(ms: float) -> Figure:
@@ -209,7 +225,8 @@ def _level_name(text: str, ms: float) -> Figure:
     return {**place, "text": text, "showarrow": False, "font": {"size": 11}}
 
 
-def _layout(height: int) -> Figure:
+def base_layout(height: int) -> Figure:
+    """What all figures have alike, at this height in pixels."""
     axis = {
         "gridcolor": "var(--line)",
         "zerolinecolor": "var(--line)",

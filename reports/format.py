@@ -147,16 +147,19 @@ def script_json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def bar(start: float, end: float, width: int) -> str:
-    """A bar from `start` to `end` (fractions of the width), in eighths of a character at its right end.
+def bar(start: float, end: float, width: int, fill: str = "") -> str:
+    """A bar from `start` to `end` (fractions of the width), in eighths of a character at its right end, or of
+    whole characters of a `fill`.
 
-    Whatever is not nothing is drawn at least an eighth wide.
+    Whatever is not nothing is drawn at least an eighth, or a character, wide.
     """
     left = min(max(start, 0.0), 1.0) * width
     right = min(max(end, 0.0), 1.0) * width
     if end <= start or width <= 0:
         return ""
     first = min(int(left + 1e-9), width - 1)
+    if fill:
+        return " " * first + fill * max(1, round(right) - first)
     eighths = max(1, round((right - first) * 8))
     full, rest = divmod(eighths, 8)
     return " " * first + "█" * full + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[rest]

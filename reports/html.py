@@ -10,8 +10,9 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from latencylab.model.findings import Analysis, KindFindings, RankFindings, Step, Sync, WindowParts
-from latencylab.reports import figures, summary, timelines
+from latencylab.reports import figures, rank_data, summary, timelines
 from latencylab.reports import format as fmt
+from latencylab.reports import ranks as ranks_of
 from latencylab.reports.names import short_name
 from latencylab.reports.provenance import capture_name, first_facts, manifest_rows
 
@@ -66,6 +67,9 @@ def render_html(analysis: Analysis) -> str:
         for view in (rank.main, *rank.others)
         for name, figure in view.figures.items()
     }
+    arrivals = rank_data.arrivals_figure(analysis.rank_timeline) if analysis.rank_timeline else None
+    if arrivals is not None:
+        drawn["plot-ranks-arrivals"] = arrivals
     sections = [
         timelines.Section(view.key, view.rank, view.kind)
         for rank in ranks
@@ -81,6 +85,7 @@ def render_html(analysis: Analysis) -> str:
             capture=capture_name(analysis),
             facts=first_facts(analysis.manifest) if analysis.manifest else [],
             manifest=list(manifest_rows(analysis.manifest or {})),
+            arrivals=arrivals is not None,
             timed=bool(sections),
             figures_json=Markup(fmt.script_json(drawn)),  # noqa: S704  (escaped for a script element)
             timelines_json=Markup(_TIMELINES),  # noqa: S704  (replaced below)
@@ -89,7 +94,7 @@ def render_html(analysis: Analysis) -> str:
     )
     if not sections:
         return page
-    embedded = timelines.embed(sections, LIMIT - len(page.encode("utf-8")))
+    embedded = timelines.embed(sections, LIMIT - len(page.encode("utf-8")), analysis.rank_timeline)
     return page.replace(_TIMELINES, fmt.script_json(embedded))
 
 
@@ -153,6 +158,7 @@ def _environment() -> Environment:
     }
     env.globals |= {
         "s": summary,
+        "rk": ranks_of,
         "share": fmt.share,
         "count": fmt.count,
         "axis_top": figures.axis_top,

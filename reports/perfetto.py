@@ -1,11 +1,10 @@
 """One Perfetto trace of all ranks on one clock: what the profilers recorded, and what was found in it.
 
-A group of tracks per rank: steps, legs, collective waits, GPU streams, idle, blocking calls, host threads,
-and counters of run-ahead; and for all ranks a counter of the skew of each collective.
+A process per rank: steps, legs, collective waits, GPU streams, idle, blocking calls, host threads, and
+counters of run-ahead; and for all ranks a counter of the skew of each collective.
 
-The groups are plain tracks, not Perfetto's processes and threads: the UI sorts processes by their number of
-slices and puts threads first, while plain tracks stay in the order of ranks, and of the questions that one
-asks. In SQL, `track.parent_id` is the rank's track.
+Host threads are plain tracks of the process, not Perfetto's threads, which the UI puts before all else: so the
+tracks stay in the order of the questions that one asks.
 """
 
 from __future__ import annotations
@@ -41,10 +40,8 @@ def write_perfetto(
     writer = TraceWriter(file, min((rank.earliest for rank in ranks), default=0))
     if joined is not None and len(ranks) > 1:
         _write_skew(writer, joined, ranks)
-    digits = len(str(max((view.trace.rank for view in views), default=0)))
-    for rank in ranks:
-        # The UI sorts groups by name, hence the leading zeros.
-        rank.uuid = writer.group(f"rank {rank.view.trace.rank:0{digits}} · {rank.device}")
+    for rank, title in zip(ranks, _titles(ranks), strict=True):
+        rank.uuid = writer.process(title, rank.place + 1)
         write_steps(writer, rank)
         write_streams(writer, rank)
         write_idle(writer, rank)
@@ -52,6 +49,23 @@ def write_perfetto(
         write_run_ahead(writer, rank)
         write_overhead(writer, rank)
     writer.flush()
+
+
+def _titles(ranks: Sequence[Rank]) -> list[str]:
+    """A title for each rank, all different, since the UI joins groups of one name; with leading zeros, since
+    it sorts them by name.
+    """
+    digits = len(str(max((rank.view.trace.rank for rank in ranks), default=0)))
+    titles: list[str] = []
+    for rank in ranks:
+        title = f"rank {rank.view.trace.rank:0{digits}} · {rank.device}"
+        if title in titles:
+            title += f" · trace {rank.place}"
+        titles.append(title)
+    return [
+        title if rank.is_aligned or len(ranks) == 1 else f"{title} (clock not aligned)"
+        for rank, title in zip(ranks, titles, strict=True)
+    ]
 
 
 def _rank(place: int, view: RankView, joined: RankSet | None, steps: Sequence[I64] | None) -> Rank:
@@ -80,8 +94,6 @@ def _write_skew(writer: TraceWriter, joined: RankSet, ranks: Sequence[Rank]) -> 
     order = np.flatnonzero(seen)[np.argsort(time[seen], kind="stable")]
     if not len(order):
         return
-    track = writer.track(
-        name="skew of collectives", counter={"unit_name": "µs"}, sibling_order_rank=len(ranks)
-    )
+    track = writer.track(name="skew of collectives", counter={"unit_name": "µs"})
     for at, ns in zip(time[order].tolist(), skew.spread[rows[order]].tolist(), strict=True):
         track.count(at, ns / 1000)

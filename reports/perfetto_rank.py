@@ -52,6 +52,14 @@ class Rank:
         firsts = [int(table.start.min()) for table in tables if len(table)]
         return int(self.align(np.array([min(firsts, default=0)], np.int64))[0])
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether its times can be compared with those of other ranks."""
+        if self.joined is None:
+            return False
+        clock = self.joined.clocks[self.number]
+        return self.number == 0 or (clock.points > 0 and not clock.broken)
+
     def align(self, time: I64) -> I64:
         """Times of this rank on the common clock."""
         return time if self.joined is None else self.joined.clocks[self.number].align(time)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from latencylab.analyzers.timeline import lanes
-from latencylab.model.trace import I64, KERNEL, MEMCPY, MEMSET, MISSING, ApiCalls, HostEvents
+from latencylab.model.trace import I64, KERNEL, MEMCPY, MEMSET, MISSING, ApiCalls, HostEvents, Thread
 from latencylab.reports.format import clean
 from latencylab.reports.names import short_name
 from latencylab.reports.perfetto_rank import Rank, nesting_lanes
@@ -117,14 +119,28 @@ def write_host(writer: TraceWriter, rank: Rank) -> None:
         _write_thread(writer, rank, its, row[mine], start[mine], end[mine], layer[mine], name[mine])
 
 
+def thread_titles(threads: tuple[Thread, ...]) -> list[str]:
+    """A title for each thread, all different: the UI joins tracks of one name."""
+    titles = []
+    for its in threads:
+        name = its.name or "thread"
+        titles.append(name if its.thread in name else f"{name} {its.thread}")
+    many = {title for title, count in Counter(titles).items() if count > 1}
+    return [
+        f"{title} of process {its.process}" if title in many else title
+        for title, its in zip(titles, threads, strict=True)
+    ]
+
+
 def _write_thread(
     writer: TraceWriter, rank: Rank, thread: int, row: I64, start: I64, end: I64, layer: I64, name: I64
 ) -> None:
     """One thread's events; what does not nest in the others goes on further tracks of the name."""
-    its = rank.view.trace.threads[thread]
+    threads = rank.view.trace.threads
+    title, process = thread_titles(threads)[thread], threads[thread].process
     lane = nesting_lanes(start, end)
     for number in range(int(lane.max()) + 1):
-        track = rank.track(writer, its.name or f"thread {its.thread}", f"process {its.process}")
+        track = rank.track(writer, title, f"process {process}")
         at = lane == number
         _write_events(track, rank, row[at], start[at], end[at], layer[at], name[at])
         track.close()

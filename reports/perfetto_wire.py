@@ -100,9 +100,10 @@ class TraceWriter:
         self.message(packet)
         return self.tracks
 
-    def group(self, name: str) -> int:
-        """A track that only holds others, in the order of their `sibling_order_rank`; returns its uuid."""
-        return self.descriptor(name=name, child_ordering=self.proto.TrackDescriptor.EXPLICIT)
+    def process(self, name: str, pid: int) -> int:
+        """A process, which holds tracks in the order of their `sibling_order_rank`; returns its track's uuid."""
+        process = self.proto.ProcessDescriptor(pid=pid, process_name=name, legacy_sort_index=pid)
+        return self.descriptor(process=process, child_ordering=self.proto.TrackDescriptor.EXPLICIT)
 
     def track(self, parent: int = 0, **fields: Any) -> Track:
         """A new track to write on; `fields` are those of its TrackDescriptor."""

@@ -19,8 +19,9 @@ from latencylab.model.findings import (
     WindowParts,
 )
 from latencylab.reports.format import amount, bounded_us, count, finite, us
+from latencylab.reports.names import short_name
 
-Role = Literal["wall", "busy", "host", "gpu", "unknown"]
+Role = Literal["wall", "busy", "wait", "host", "gpu", "unknown"]
 
 VERDICT_ORDER = {"harmful": 0, "pinning": 1, "unclear": 2, "hidden": 3}
 VERDICT_MEANS = {
@@ -78,6 +79,26 @@ def focus(analysis: Analysis) -> RankFindings | None:
 def step_parts(rank: RankFindings) -> WindowParts:
     """Where a step of the main kind goes; the whole window where no steps were found."""
     return rank.main.step_us or rank.window_us
+
+
+def headline(analysis: Analysis) -> str:
+    """The verdict, with the kernel that a rank is late for by its short name."""
+    text = analysis.verdict.text
+    for name in (
+        analysis.collectives.late[0].causes if analysis.collectives and analysis.collectives.late else ()
+    ):
+        text = text.replace(f": {name}.", f": {difference(name)}.")
+    return text
+
+
+def working(parts: WindowParts) -> float:
+    """Busy without what was waiting in collectives."""
+    return max(0.0, amount(parts.busy) - waiting(parts))
+
+
+def waiting(parts: WindowParts) -> float:
+    """The part of busy that was waiting in collectives, 0 where ranks were not aligned."""
+    return amount(parts.collective_wait) if isinstance(parts, StepParts) else 0.0
 
 
 def unit(kind: KindFindings) -> str:
@@ -142,7 +163,7 @@ def waterfall(parts: WindowParts) -> list[Bar]:
     bars = [Bar("wall", "wall", parts.wall, 0.0), Bar("busy", "busy", parts.busy, 0.0)]
     wait = parts.collective_wait if isinstance(parts, StepParts) else None
     if wait is not None:
-        bars.append(Bar("waiting in collectives", "busy", wait, max(0.0, busy - amount(wait)), 1))
+        bars.append(Bar("waits in collectives", "wait", wait, max(0.0, busy - amount(wait)), 1))
     bars.append(Bar("idle, host late", "host", parts.idle_host, busy))
     if amount(parts.idle_host_in_launch) > 0:
         bars.append(Bar("inside launch calls", "host", parts.idle_host_in_launch, busy, 1))
@@ -229,14 +250,18 @@ def cause(name: str) -> str:
 
 
 def difference(what: str) -> str:
-    """A part in which steps differ, in words: `busy: MoE GEMM`, `GPU idle: in_graph`, `host idle: api`."""
+    """A part in which steps or ranks differ, in words: `busy: MoE GEMM`, `GPU work: ` and a kernel,
+    `GPU idle: in_graph`, `host idle: api`.
+    """
     kind, _, part = what.partition(": ")
     if kind == "busy":
         return f"GPU busy: {part}"
+    if kind == "GPU work":
+        return f"GPU work: {short_name(part)}"
     if kind == "GPU idle":
         return f"GPU idle: {_GPU_IDLE.get(part, part)}"
     if kind == "host idle":
-        held = part not in _DOING and not part.startswith("span ")
+        held = part not in _DOING and not part.startswith(("span ", "waiting in "))
         return f"host late: {'held up by ' if held else ''}{cause(part)}"
     return what
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from latencylab.model.findings import Analysis, KindFindings, RankFindings
 from latencylab.reports import format as fmt
-from latencylab.reports import summary, text_details
+from latencylab.reports import summary, text_details, text_ranks
 from latencylab.reports.text_parts import (
     CONFIDENCE_STYLE,
     ROLE_STYLE,
@@ -26,6 +26,8 @@ _TOP_FIXES = 3
 _TOP_ISSUES = 3
 _TOP_REASONS = 2
 _TOP_RANKS = 8
+# Of waits, which are no work though busy includes them.
+_HATCHING = "▒"
 
 
 def render_text(analysis: Analysis, console: Console) -> None:
@@ -43,6 +45,7 @@ def _first_screen(analysis: Analysis, console: Console) -> None:
     if rank is None:
         return
     _waterfall(rank, console)
+    text_ranks.print_late(analysis, console)
     _blame(rank.main, summary.step_parts(rank).idle_host, console)
     _blocking(rank.main, console)
     _fixes(analysis, console)
@@ -51,7 +54,7 @@ def _first_screen(analysis: Analysis, console: Console) -> None:
 
 def _headline(analysis: Analysis, rank: RankFindings | None, console: Console) -> None:
     verdict = analysis.verdict
-    line = Text(fmt.clean(verdict.text), style="bold")
+    line = Text(fmt.clean(summary.headline(analysis)), style="bold")
     console.print(line)
     sure = Text("confidence: ")
     sure.append(verdict.confidence, style=CONFIDENCE_STYLE[verdict.confidence])
@@ -106,14 +109,14 @@ def _waterfall(rank: RankFindings, console: Console) -> None:
     grid.add_column(no_wrap=True, width=width)
     for row in summary.waterfall(parts):
         style = ROLE_STYLE[row.role]
-        drawn = (
-            fmt.bar(row.start_us / wall, (row.start_us + fmt.amount(row.us)) / wall, width) if wall else ""
-        )
+        end = row.start_us + fmt.amount(row.us)
+        fill = _HATCHING if row.role == "wait" else ""
+        drawn = fmt.bar(row.start_us / wall, end / wall, width, fill) if wall else ""
         grid.add_row(
             Text("  " * (row.depth + 1) + row.label, style=style),
             Text(fmt.us(row.us), style=style),
             Text(fmt.percent(fmt.share(row.us, parts.wall)), style=style),
-            Text(drawn, style="dim" if row.depth else style),
+            Text(drawn, style="dim" if row.depth and not fill else style),
         )
     console.print(grid)
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from latencylab.model.findings import Analysis, KindFindings, RankFindings, Step
 from latencylab.reports import format as fmt
-from latencylab.reports import summary
+from latencylab.reports import summary, text_ranks
 from latencylab.reports.names import short_name
 from latencylab.reports.text_parts import ROLE_STYLE, amounts, blocking, heading, indented, issue_row, numbers
 
@@ -17,6 +17,7 @@ def print_details(analysis: Analysis, rank: RankFindings, console: Console) -> N
     console.print()
     console.rule(style="dim")
     _all_reasons(analysis, console)
+    text_ranks.print_ranks(analysis, console)
     kind = rank.main
     _all_blocking(kind, console)
     _host_and_gpu(kind, summary.step_parts(rank).idle_host, console)

@@ -19,6 +19,7 @@ SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "info": "dim"}
 ROLE_STYLE = {
     "wall": "bold",
     "busy": "",
+    "wait": "medium_purple3",
     "host": "dark_orange",
     "gpu": "dodger_blue1",
     "unknown": "bright_black",

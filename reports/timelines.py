@@ -6,9 +6,6 @@ are JSON, gzipped, in base64.
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,69 +13,18 @@ from typing import Any
 import numpy as np
 
 from latencylab.model.findings import KindFindings, RankFindings, Step
-from latencylab.model.timeline import CAUSES, CallBoxes, HostBoxes, Timeline
+from latencylab.model.rank_timeline import RankTimeline
+from latencylab.model.timeline import CallBoxes, HostBoxes, Timeline
 from latencylab.model.trace import I64, MISSING, Table
 from latencylab.reports import format as fmt
-from latencylab.reports import summary
-from latencylab.reports.names import short_name
+from latencylab.reports import rank_data, summary
+from latencylab.reports.boxes import TONES, Data, Strings, encode_boxes, gap_tones, pack
 
 # Of the reasons why a step was slower; the rest is one sum.
 _REASONS = 10
 
-# How a gap is coloured: a colour of the page's palette, and what it stands for.
-_TONES = (
-    ("--host", "host in Python or untraced"),
-    ("--host-2", "host in an API call"),
-    ("--host-3", "host in a framework op"),
-    ("--host-4", "host elsewhere: GC, waiting for others, the profiler"),
-    ("--bad-bg", "host in a blocking call, or late because of one"),
-    ("--gpu", "GPU, between the ops of one graph"),
-    ("--gpu-2", "GPU, queued in time but started late"),
-    ("--unknown", "no launch on record"),
-)
-_OWED = 4
-_BY_CAUSE = {"in_graph": 5, "dispatch": 6, "launch_latency": 6, "unknown": 7}
-_BY_DOING = {"api": 1, "framework": 2, "sync": _OWED}
-
 # Kernel classes with a colour of their own.
 _CLASSES = 5
-
-Data = dict[str, Any]
-
-
-class Strings:
-    """The names in use, each once; `short` has the short form of those that have one."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, int] = {}
-        self.short: dict[int, str] = {}
-
-    def row(self, text: str) -> int:
-        """The row of a name as the page may show it."""
-        return self.rows.setdefault(fmt.without_folders(fmt.clean(text)), len(self.rows))
-
-    def kernel(self, name: str) -> int:
-        row = self.row(name)
-        short = fmt.without_folders(short_name(name))
-        if short != name:
-            self.short[row] = short
-        return row
-
-    def state(self) -> tuple[int, int]:
-        """How many names and short names there are."""
-        return len(self.rows), len(self.short)
-
-    def since(self, state: tuple[int, int]) -> list[Any]:
-        """All that came since then."""
-        return [list(self.rows)[state[0] :], list(self.short.items())[state[1] :]]
-
-    def forget(self, state: tuple[int, int]) -> None:
-        """Go back to how it was then."""
-        names, shorts = self.since(state)
-        for name in names:
-            del self.rows[name]
-        for row, _ in shorts:
-            del self.short[row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +41,23 @@ class Section:
         return [(line, steps[line.step]) for line in self.rank.timelines if line.step in steps]
 
 
-def embed(sections: Sequence[Section], room: int) -> Data:
-    """The page's data: of each section the median step, then the first section's others, then the rest, as
-    long as they fit into so many bytes of a script element.
+def embed(sections: Sequence[Section], room: int, ranks: RankTimeline | None = None) -> Data:
+    """The page's data: the step of all ranks, of each section the median step, then the first section's
+    others, then the rest, as long as they fit into so many bytes of a script element.
     """
     strings = Strings()
     views: dict[str, Data] = {}
-    page = {"strings": [], "short": strings.short, "tones": _TONES, "views": views}
+    page = {"strings": [], "short": strings.short, "tones": TONES, "views": views}
     room -= _size(page)
+    if ranks is not None:
+        known = strings.state()
+        packed = pack(rank_data.encode_ranks(ranks, strings))
+        size = _size(strings.since(known)) + _size({"ranks": packed})
+        if size <= room:
+            room -= size
+            page["ranks"] = packed
+        else:
+            strings.forget(known)
     candidates = [
         (0 if place == 0 else 1 if nth == 0 else 2, place, section, line, step)
         for nth, section in enumerate(sections)
@@ -144,8 +99,7 @@ def encode(line: Timeline, step: Step, strings: Strings) -> Data:
         ]
 
     def boxes(table: Table, **columns: list[int]) -> Data:
-        ends = (table.end - table.start).tolist()
-        return {"t": np.diff(table.start, prepend=line.start).tolist(), "d": ends, **columns}
+        return encode_boxes(table, line.start, **columns)
 
     def host(table: HostBoxes | CallBoxes) -> Data:
         return boxes(table, track=table.thread.tolist(), lane=table.lane.tolist(), name=named(table.name))
@@ -174,7 +128,7 @@ def encode(line: Timeline, step: Step, strings: Strings) -> Data:
         ),
         "gaps": boxes(
             gaps,
-            tone=_tones(line),
+            tone=gap_tones(gaps, line.names),
             launch=gaps.in_launch.astype(int).tolist(),
             doing=named(gaps.doing, words),
             blame=named(gaps.blame, words),
@@ -190,27 +144,6 @@ def encode(line: Timeline, step: Step, strings: Strings) -> Data:
             blocked=waits.blocked.tolist(),
         ),
     }
-
-
-def _tones(line: Timeline) -> list[int]:
-    """The row of tones that each gap is coloured with."""
-    doing = {row: _doing_tone(line.names[row]) for row in np.unique(line.gaps.doing).tolist() if row >= 0}
-    return [
-        _OWED if owed else doing.get(row, _BY_CAUSE.get(CAUSES[cause], 0))
-        for owed, row, cause in zip(
-            line.gaps.owed.tolist(), line.gaps.doing.tolist(), line.gaps.cause.tolist(), strict=True
-        )
-    ]
-
-
-def _doing_tone(doing: str) -> int:
-    return 0 if doing.startswith("span ") else _BY_DOING.get(doing, 3)
-
-
-def pack(data: Data) -> str:
-    """JSON, gzipped (the same for the same data), in base64."""
-    text = json.dumps(data, separators=(",", ":")).encode()
-    return base64.b64encode(gzip.compress(text, 9, mtime=0)).decode()
 
 
 def _view(section: Section, strings: Strings) -> Data:

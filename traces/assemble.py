@@ -23,7 +23,7 @@ from latencylab.traces.header import Header
 from latencylab.traces.issues import to_issues
 
 Columns = dict[str, I64]
-_GPU = ("start", "end", "stream", "correlation", "kind", "name", "bytes", "graph_node", "device")
+_GPU = ("start", "end", "stream", "correlation", "kind", "name", "bytes", "graph_node", "group", "device")
 _HOST = ("start", "end", "thread", "name")
 _TABLES = {
     "gpu": _GPU,
@@ -100,6 +100,7 @@ def assemble(
                 versions=header.versions,
                 issues=to_issues(own, details),
                 window=window,
+                groups={name: ranks for name, ranks in header.groups.items() if rank in ranks},
             )
         )
     return traces
@@ -175,6 +176,7 @@ def _gpu_ops(columns: Columns) -> GpuOps:
         name=columns["name"].astype(np.int32),
         bytes=columns["bytes"],
         graph_node=columns["graph_node"],
+        group=columns["group"].astype(np.int32),
     )
 
 

@@ -20,7 +20,9 @@ _INTEGERS = {
     "graph node id": "graph_node",
     "wait_on_stream": "wait_stream",
     "wait_on_cuda_event_record_corr_id": "wait_record",
+    "In msg nelems": "elements",
 }
+_TEXTS = {"Process Group Name": "group", "dtype": "dtype"}
 
 
 class Literal(str):
@@ -52,6 +54,7 @@ def _args(fields: dict[str, Any], notes: Counter[str]) -> Args:
         dims=Raw(b"[]") if "Input Dims" in fields else ABSENT,
         name=Raw(b'"%s"' % _text(name, notes).encode()) if isinstance(name, str) else ABSENT,
         **{attribute: _integer(fields[key], notes) for key, attribute in _INTEGERS.items() if key in fields},
+        **{attribute: _text(fields[key], notes) for key, attribute in _TEXTS.items() if key in fields},
     )
 
 

@@ -12,7 +12,20 @@ import numpy as np
 
 from latencylab.model.trace import I64, U8, Bool
 from latencylab.traces.digits import ABSENT, OK, QUOTED, UNREADABLE, parse_us, to_int64
-from latencylab.traces.events import API, GPU, IGNORED, OPS, OVERHEAD, PROFILER, SPANS, SYNC, WORK, Event
+from latencylab.traces.events import (
+    API,
+    DTYPE_BYTES,
+    GPU,
+    IGNORED,
+    OPS,
+    OVERHEAD,
+    PROFILER,
+    SPANS,
+    SYNC,
+    WORK,
+    Args,
+    Event,
+)
 
 _LABEL = re.compile(r"\[([A-Za-z]+\d+(?:[-_ ][A-Za-z]+\d+)*)\]\s*")
 _PHASES = frozenset("XBEbenisftMPNODSTpFCRcvVa(),")
@@ -168,13 +181,24 @@ class Collector:
             stream[i] = _row_number(str(events[i].tid))
             bare = args[i].device < 0 and args[i].correlation < 0
             rank.notes["missing_field"] += bare or bool(stream[i] < 0)
-        return {
+        columns = {
             "stream": stream,
             "device": self._devices(rank, events),
             "correlation": _integers(rank.notes, [a.correlation for a in args]),
             "bytes": _integers(rank.notes, [a.bytes for a in args]),
             "graph_node": _integers(rank.notes, [a.graph_node for a in args]),
+            "group": np.full(len(args), -1, np.int64),
         }
+        messages = [i for i, a in enumerate(args) if a.group or a.elements >= 0]
+        if messages:
+            names = self.names
+            said = [args[i] for i in messages]
+            sizes = _integers(rank.notes, [_message_bytes(a) for a in said])
+            columns["bytes"][messages] = np.maximum(columns["bytes"][messages], sizes)
+            columns["group"][messages] = [
+                names.setdefault(a.group, len(names)) if a.group else -1 for a in said
+            ]
+        return columns
 
     def _syncs(self, rank: RankEvents, events: Sequence[Event]) -> dict[str, I64]:
         # For waits on an event `stream` is the waiting stream, if any.
@@ -228,6 +252,12 @@ def _readable(rows: _Rows, notes: Counter[str]) -> _Rows:
     notes["negative_duration"] += int(negative.sum())
     rows.duration[negative | (duration_state == UNREADABLE)] = 0
     return rows if used.all() else rows.take(used)
+
+
+def _message_bytes(args: Args) -> int:
+    """What a rank puts into a collective; -1 where unknown."""
+    size = DTYPE_BYTES.get(args.dtype)
+    return -1 if size is None or args.elements < 0 else args.elements * size
 
 
 def _integers(notes: Counter[str], values: Sequence[int]) -> I64:

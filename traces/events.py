@@ -19,9 +19,11 @@ class Args(
         "dims": "Input Dims",
         "wait_stream": "wait_on_stream",
         "wait_record": "wait_on_cuda_event_record_corr_id",
+        "group": "Process Group Name",
+        "elements": "In msg nelems",
     },
 ):
-    """The arguments that are read; -1 or ABSENT where missing."""
+    """The arguments that are read; -1, "" or ABSENT where missing."""
 
     device: int = -1
     stream: int = -1
@@ -30,6 +32,9 @@ class Args(
     graph_node: int = -1
     wait_stream: int = -1
     wait_record: int = -1
+    group: str = ""
+    elements: int = -1
+    dtype: str = ""
     dims: Raw = ABSENT
     name: Raw = ABSENT
 
@@ -67,6 +72,16 @@ SPANS = {"user_annotation"}
 FRAMES = {"python_function", "python"}
 SYNC = "cuda_sync"
 OVERHEAD = "overhead"
+# Bytes of an element, by PyTorch's names of types.
+DTYPE_BYTES = {
+    **dict.fromkeys(("Bool", "Byte", "Char", "QInt8", "QUInt8"), 1),
+    **dict.fromkeys(("Float8_e4m3fn", "Float8_e4m3fnuz", "Float8_e5m2", "Float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("Float8_e8m0fnu", "Float4_e2m1fn_x2"), 1),
+    **dict.fromkeys(("BFloat16", "Half", "Short", "UInt16"), 2),
+    **dict.fromkeys(("Float", "Int", "UInt32", "QInt32", "ComplexHalf"), 4),
+    **dict.fromkeys(("Double", "Long", "UInt64", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
 PROFILER = "trace"  # the profiler's own record
 WORK = {*GPU, *API, *OPS, *SPANS, *FRAMES, SYNC, OVERHEAD}
 # Rows that say nothing about time on host or GPU: flows, markers, and annotations widened over GPU work.

@@ -108,6 +108,7 @@ class Header:
     stacks: bool = False
     shapes: bool = False
     versions: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # ranks of process groups, by name
 
     @classmethod
     def of(cls, keys: dict[str, Any], notes: Counter[str]) -> Header:
@@ -139,4 +140,19 @@ class Header:
             stacks=bool(keys.get("with_stack")),
             shapes=bool(keys.get("record_shapes")),
             versions={k: str(v) for k, v in versions.items() if isinstance(v, (str, int, float))},
+            groups=_groups(info, notes),
         )
+
+
+def _groups(info: dict[str, Any], notes: Counter[str]) -> dict[str, tuple[int, ...]]:
+    """The process groups of a trace whose members it lists; older traces list none for that of all ranks."""
+    config = info.get("pg_config", [])
+    groups = {}
+    for group in config if isinstance(config, list) else [None]:
+        name = group.get("pg_name") if isinstance(group, dict) else None
+        ranks = group.get("ranks", []) if isinstance(group, dict) else None
+        if not isinstance(name, str) or not isinstance(ranks, list) or any(type(r) is not int for r in ranks):
+            notes["damaged_header"] += 1
+        elif ranks:
+            groups[name] = tuple(sorted(set(ranks)))
+    return groups

@@ -18,11 +18,16 @@ from latencylab.traces.decode import EventReader
 from latencylab.traces.header import Header, NoTraceError
 from latencylab.traces.inflate import MAX_BYTES, read_blocks
 
-_IN_NAME = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (r"rank[-_.]?(\d{1,6})", r"(?<![a-z])tp[-_]?(\d{1,6})", r"worker[-_]?(\d{1,6})")
+# What names a rank in a file's name, the surest first: SGLang's own form may follow a prefix of the user's.
+_IN_NAME = (
+    re.compile(r"-(TP)-(\d{1,6})(?=[-.])"),
+    re.compile(r"(rank)[-_.]?(\d{1,6})", re.IGNORECASE),
+    re.compile(r"(?<![a-z])(tp)[-_]?(\d{1,6})", re.IGNORECASE),
+    re.compile(r"(worker)[-_]?(\d{1,6})", re.IGNORECASE),
 )
+_NOT_FIRST = re.compile(r"(?<![a-z])(dp|pp)[-_]?0*([1-9]\d{0,5})", re.IGNORECASE)  # a replica or stage
 _PART = re.compile(r"([A-Z]+)(\d{1,6})")
+_OUTERMOST_FIRST = ("PP", "DP", "TP")
 
 
 def read_kineto(path: Path, *, max_bytes: int = MAX_BYTES) -> tuple[Trace, ...]:
@@ -66,27 +71,44 @@ def read_kineto(path: Path, *, max_bytes: int = MAX_BYTES) -> tuple[Trace, ...]:
 def _rank_numbers(
     labels: list[str], header: Header, path: Path, notes: Counter[str], details: dict[str, str]
 ) -> dict[str, int]:
-    """The rank of each label of pids: by the part of it that tells them apart, as "TP01" does."""
+    """The rank of each label of pids: by the part of it that tells them apart, "TP01" before others."""
     numbers: dict[str, int] = {}
     if "" in labels:
         rank = header.rank
         if rank is None:
-            named = next((m for pattern in _IN_NAME if (m := pattern.search(path.name))), None)
-            rank = int(named[1]) if named else 0
+            rank, why = _rank_in_name(path.name)
             notes["rank_guessed"] += 1
-            details["rank_guessed"] = f": {rank}, " + ("from the file's name" if named else "for want of any")
+            details["rank_guessed"] = f": {rank}, {why}"
         numbers[""] = rank
     parts = {label: dict(_PART.findall(label)) for label in labels if label}
-    kinds = {kind for found in parts.values() for kind in found}
-    varying = [kind for kind in sorted(kinds) if len({found.get(kind) for found in parts.values()}) > 1]
-    kind = varying[0] if varying else "TP"
-    by_kind = {label: int(found.get(kind, 0)) for label, found in parts.items()}
-    if len({*by_kind.values(), *numbers.values()}) == len(labels):
+    for kind in ("TP", *sorted({kind for found in parts.values() for kind in found} - {"TP"})):
+        by_kind = {label: int(found.get(kind, 0)) for label, found in parts.items()}
+        if len({*by_kind.values(), *numbers.values()}) < len(labels):
+            continue
+        others = [k for k in _OUTERMOST_FIRST if k != kind and any(int(p.get(k, 0)) for p in parts.values())]
+        if others:
+            notes["rank_guessed"] += 1
+            details["rank_guessed"] = f": numbered by {kind}, though not all are 0 in {' and '.join(others)}"
         return numbers | by_kind
+    order = sorted(parts, key=lambda label: [int(parts[label].get(kind, 0)) for kind in _OUTERMOST_FIRST])
     notes["rank_guessed"] += 1
-    details["rank_guessed"] = f": {', '.join(parts)} were numbered in this order"
+    details["rank_guessed"] = f": {', '.join(order)} were numbered in this order"
     free = (n for n in range(len(labels) + 1) if n not in numbers.values())
-    return numbers | {label: next(free) for label in parts}
+    return numbers | {label: next(free) for label in order}
+
+
+def _rank_in_name(name: str) -> tuple[int, str]:
+    """The rank that a file's name tells, and where from. In a job of several dimensions that may be the place
+    in one of them alone.
+    """
+    found = next((all_[-1] for pattern in _IN_NAME if (all_ := [*pattern.finditer(name)])), None)
+    if found is None:
+        return 0, "for want of any"
+    others = [m[1].upper() + m[2] for m in _NOT_FIRST.finditer(name)]
+    if found[1].lower() != "tp":  # counted over the stages of a pipeline too
+        others = [part for part in others if not part.startswith("PP")]
+    also = f" by {found[1]} alone, though it is {' '.join(others)} too" if others else ""
+    return int(found[2]), f"from the file's name{also}"
 
 
 def _what_lacks(collector: Collector, notes: Counter[str]) -> str:

@@ -39,7 +39,8 @@ def open_capture(
     is called with one line as each file is done.
 
     Where several files claim one rank, each keeps its traces under a rank of its own, and the moved ones
-    carry the warning `rank_clash`. Ranks that are not there are the issue `rank_missing` of the first trace.
+    carry the warning `rank_clash`; a file whose trace names the rank keeps it before one whose name does.
+    Ranks that are not there are the issue `rank_missing` of the first trace.
 
     Raises InputError, one line, where any part is missing, unreadable or not a trace.
     """
@@ -157,7 +158,8 @@ def _assign_ranks(source: _Source, per_file: list[tuple[Trace, ...]]) -> list[Tr
     owner: dict[int, str] = {}
     wanted = {trace.rank for traces in per_file for trace in traces}
     placed: list[Trace] = []
-    for number, (path, traces) in enumerate(zip(source.files, per_file, strict=True)):
+    for number in sorted(range(len(per_file)), key=lambda number: _is_guessed(per_file[number])):
+        path, traces = source.files[number], per_file[number]
         own = sorted({trace.rank for trace in traces})
         moves: dict[int, tuple[int, Issue | None]] = {}
         for rank in own:
@@ -176,11 +178,14 @@ def _assign_ranks(source: _Source, per_file: list[tuple[Trace, ...]]) -> list[Tr
 
 
 def _by_manifest(path: Path, own: int, given: int, traces: tuple[Trace, ...]) -> tuple[int, Issue | None]:
-    assumed = any(issue.code == "rank_guessed" for trace in traces for issue in trace.issues)
-    if own == given or assumed:
+    if own == given or _is_guessed(traces):
         return given, None
     detail = f"{path.name}: the manifest says rank {given}, the trace itself rank {own}"
     return given, Issue("rank_clash", "warning", 1, detail)
+
+
+def _is_guessed(traces: tuple[Trace, ...]) -> bool:
+    return any(issue.code == "rank_guessed" for trace in traces for issue in trace.issues)
 
 
 def _placed(trace: Trace, rank: int, issue: Issue | None) -> Trace:

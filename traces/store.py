@@ -214,6 +214,7 @@ def _trace(rows: Any, row: int, path: str) -> Trace:
     meta["names"] = tuple(meta["names"])
     meta["threads"] = tuple(Thread(*thread) for thread in meta["threads"])
     meta["issues"] = tuple(Issue(*issue) for issue in meta["issues"])
+    meta["groups"] = {name: tuple(ranks) for name, ranks in meta["groups"].items()}
     meta["window"] = tuple(meta["window"]) if meta["window"] else None
     tables: dict[str, Any] = {
         table: kind(**{f.name: rows[f"{table}.{f.name}"][row].values.to_numpy() for f in fields(kind)})

@@ -6,11 +6,13 @@ loads "/localtrace" and "/file_info".
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from latencylab.model.integrity import InputError
@@ -43,6 +45,11 @@ class UiServer(ThreadingHTTPServer):
     def __init__(self, folder: Path, trace: Path, port: int = 0) -> None:
         super().__init__((LOOPBACK, port), partial(_Handler, directory=str(folder)))
         self.trace = trace
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that hangs up is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

@@ -61,6 +61,10 @@ def prepare_export(source: Source, selection: Selection) -> Callable[[BinaryIO],
     with _progress("analysing"):
         views = tuple(RankView.of(trace, table) for trace in capture.traces)
         joined = join_ranks(views)
+    if len(views) > 1 and joined is None:
+        click.echo(
+            "latencylab: warning: nothing pairs these ranks, so their clocks are not aligned", err=True
+        )
     chosen = [view for view in views if selection.ranks is None or view.trace.rank in selection.ranks]
     if not chosen:
         there = ", ".join(str(view.trace.rank) for view in views)

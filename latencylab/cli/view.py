@@ -18,7 +18,7 @@ from latencylab.cli._perfetto_ui import UiServer, find_ui
 from latencylab.model.integrity import InputError
 
 NATIVE = (".pftrace", ".perfetto-trace")
-STARTUP = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^(rank|all ranks)"]}]
+STARTUP = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^(rank|Global)"]}]
 
 
 @click.command("view")

@@ -11,6 +11,7 @@ from html import escape
 from typing import Any, Literal
 
 from latencylab.model.integrity import Integrity
+from latencylab.model.rank_timeline import RankTimeline
 from latencylab.model.timeline import Timeline
 
 SyncKind = Literal["explicit", "copy", "alloc"]
@@ -336,6 +337,7 @@ class Analysis:
     ranks: tuple[RankFindings, ...]
     alignment: Alignment | None = None
     collectives: Collectives | None = None
+    rank_timeline: RankTimeline | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         lines = [f"Analysis of {self.capture_path}, confidence {self.verdict.confidence}", self.verdict.text]

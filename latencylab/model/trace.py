@@ -47,8 +47,9 @@ class GpuOps(Table):
     correlation: I64  # of the API call that enqueued it
     kind: U8  # KERNEL, MEMCPY or MEMSET
     name: I32
-    bytes: I64  # of a copy or memset
+    bytes: I64  # of a copy or memset, or the message that a rank puts into a collective
     graph_node: I64
+    group: I32  # the name of the process group that a collective kernel says it is of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +99,8 @@ class Trace:
 
     `device` is -1 where the trace names none. `issues` are the repairs the reader made. `stacks` and
     `shapes` say that the profiler recorded Python stacks or tensor shapes, which slows the host.
-    `window` is the (start, end) ns of the profiler's own record, or None.
+    `window` is the (start, end) ns of the profiler's own record, or None. `groups` holds the ranks of each
+    process group that this rank is known to be a member of; the names alone need not tell groups apart.
     """
 
     rank: int
@@ -120,6 +122,7 @@ class Trace:
     versions: dict[str, str] = field(default_factory=dict)
     issues: tuple[Issue, ...] = ()
     window: tuple[int, int] | None = None
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def matching(self, pattern: re.Pattern[str]) -> Bool:
         """Which of `names` the pattern is found in; index it with a name column."""

@@ -49,6 +49,11 @@
     });
   });
 
+  const arrivals = document.getElementById("plot-ranks-arrivals");
+  if (arrivals?.on) {
+    arrivals.on("plotly_click", ({ points }) => timelinePanels.get("ranks")?.goToCollective(points[0].x));
+  }
+
   // A folded section has no width to draw in until it is opened.
   document.querySelectorAll("details").forEach((details) => {
     details.addEventListener("toggle", () => {

@@ -88,8 +88,7 @@ class TimelineCanvas {
     this.drawOutside();
     c.fillStyle = this.colours("--quiet");
     for (const group of this.step.groups) c.fillText(group.label, 2, group.top - 7);
-    this.drawWaits();
-    this.drawLinks();
+    this.drawOver();
     if (this.hover) this.drawHover();
     if (this.drag?.to !== undefined) {
       c.fillStyle = this.colours("--link");
@@ -114,6 +113,12 @@ class TimelineCanvas {
       const label = timelineData.number(t / 1000, digits) + (t === 0 ? " µs" : "");
       if (x + c.measureText(label).width < this.width) c.fillText(label, x + 3, 7);
     }
+  }
+
+  // What goes over the boxes of more than one group.
+  drawOver() {
+    this.drawWaits();
+    this.drawLinks();
   }
 
   colourOf(group, i) {
@@ -147,7 +152,7 @@ class TimelineCanvas {
     const text = timelineData.brief(name);
     const fits = Math.floor(room / 6);
     if (fits < 3) return;
-    const dark = kind === "gpu" || kind === "legs" || kind === "calls";
+    const dark = kind === "gpu" || kind === "work" || kind === "legs" || kind === "calls";
     c.fillStyle = this.colours(dark ? "--bg" : "--text");
     c.fillText(text.length > fits ? `${text.slice(0, fits - 1)}…` : text, left, y + 7.5, room);
   }
@@ -305,7 +310,7 @@ class TimelineCanvas {
     this.hover = x === null ? null : this.hit(x, y);
     this.tip.hidden = !this.hover;
     if (this.hover) {
-      const [title, facts] = this.step.describe(this.hover.group.kind, this.hover.i);
+      const [title, facts] = this.step.describe(this.hover.group.kind, this.hover.i, this.hover.group);
       const lines = [title.length > 240 ? `${title.slice(0, 239)}…` : title, ...facts.filter(Boolean)];
       this.tip.replaceChildren(...lines.map((text, n) => {
         const line = document.createElement(n ? "div" : "b");

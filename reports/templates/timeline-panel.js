@@ -1,52 +1,27 @@
-// The controls around each timeline: which step, why it was slow, its legend and the things to look at.
+// What stands around each step's timeline: which step, why it was slow, its legend and the things to look at.
 const timelinePanels = (() => {
   const panels = new Map();
   panels.start = () => {};
   if (!timelineData) return panels;
   const { views, tones, long, us, signed, ms, Step, open } = timelineData;
-  const root = document.documentElement;
   const LISTED = 6;
 
-  const make = (tag, text, attributes = {}) => {
-    const made = document.createElement(tag);
-    if (text !== null) made.textContent = text;
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    return made;
-  };
-  const row = (...cells) => {
-    const made = make("tr", null);
-    made.append(...cells);
-    return made;
-  };
+  const { make, row, key, line, place } = TimelineControls;
 
-  class Panel {
+  class Panel extends TimelineControls {
     constructor(section) {
-      this.section = section;
+      super(section, TimelineCanvas, views[section.dataset.view].classes);
       this.view = views[section.dataset.view];
       this.opened = new Map();
       this.readable = this.view.steps.map(([index]) => index).filter((index) => this.canShow(index));
-      const [canvas, tip] = [this.part("canvas"), this.part(".tip")];
-      this.source = root;
-      let colours = new Map();
-      const palette = () => {
-        const style = getComputedStyle(this.source);
-        colours = new Map();
-        return (name) => colours.get(name) ?? (colours.set(name, style.getPropertyValue(name).trim()), colours.get(name));
-      };
-      this.canvas = new TimelineCanvas(canvas, tip, palette, this.view.classes, () => this.tellView());
       this.fillChoice();
       this.fillStrip();
-      this.section.addEventListener("click", (event) => this.onClick(event));
       this.part("select").addEventListener("change", (event) => this.show(Number(event.target.value)));
       this.part("[name=ops]").addEventListener("change", (event) => {
         this.canvas.withOps = event.target.checked;
         this.canvas.draw();
       });
       this.show(this.readable.includes(this.view.median) ? this.view.median : this.readable[0]);
-    }
-
-    part(selector) {
-      return this.section.querySelector(selector);
     }
 
     canShow(index) {
@@ -135,19 +110,9 @@ const timelinePanels = (() => {
       const { tone, d, own } = this.step.gaps;
       const idle = tones.map(() => 0);
       tone.forEach((its, i) => { idle[its] += own[i] ? d[i] : 0; });
-      const key = (colour, text) => {
-        const item = make("span", null);
-        item.append(make("i", "", { class: "key", style: `background:var(${colour})` }), text);
-        return item;
-      };
       const present = new Set(this.step.gpu.cls);
       const shown = this.view.classes.filter((name) => present.has(name));
       const kernels = shown.map((name) => key(`--k${this.view.classes.indexOf(name)}`, long(name)));
-      const line = (title, keys) => {
-        const made = make("div", null);
-        made.append(make("b", title), ...keys);
-        return made;
-      };
       const shares = tones.flatMap(([colour, text], i) => (idle[i] ? [key(colour, `${text}: ${us(idle[i])} µs`)] : []));
       this.part(".keys").replaceChildren(
         line("GPU idle", shares),
@@ -179,9 +144,7 @@ const timelinePanels = (() => {
         return { start: gap.start, end: gap.end, what };
       }));
       const rows = items.map(({ start, end, what }) => {
-        const at = make("th", null, { scope: "row", class: "n" });
-        at.append(make("button", us(start), { type: "button", "data-from": start, "data-to": end, title: "Zoom there" }));
-        return row(at, make("td", us(end - start), { class: "n" }), what);
+        return row(place(start, end), make("td", us(end - start), { class: "n" }), what);
       });
       const first = calls.length + LISTED;
       this.part(".look tbody").replaceChildren(...rows.slice(0, first));
@@ -190,38 +153,21 @@ const timelinePanels = (() => {
       this.part(".rest tbody").replaceChildren(...rows.slice(first));
     }
 
-    tellView() {
-      const { from, to, step } = this.canvas;
-      clearTimeout(this.telling);
-      this.telling = setTimeout(() => {
-        const [low, high] = [Math.max(from, step.first), Math.min(to, step.last)];
-        this.part(".shown").textContent = `Step ${step.step}: ${us(low)} to ${us(high)} µs`;
-      }, 150);
+    told() {
+      return `Step ${this.step.step}`;
     }
 
     onClick(event) {
       const bar = event.target.closest("[data-step]");
       if (bar) this.show(Number(bar.dataset.step));
-      const button = event.target.closest("button");
-      if (!button) return;
-      if (button.dataset.from !== undefined) this.goTo(Number(button.dataset.from), Number(button.dataset.to));
       const place = this.readable.indexOf(this.step.step);
       const act = {
         before: () => this.show(this.readable[place - 1]),
         after: () => this.show(this.readable[place + 1]),
         median: () => this.show(this.view.median),
         slowest: () => this.show(this.slowest()),
-        in: () => this.canvas.zoom(0.5),
-        out: () => this.canvas.zoom(2),
-        whole: () => this.canvas.whole(),
-      }[button.dataset.do];
-      act?.();
-    }
-
-    goTo(from, to) {
-      const margin = Math.max((to - from) * 0.5, 80000);
-      this.canvas.zoomTo(from - margin, to + margin);
-      this.part(".stage").scrollIntoView({ block: "nearest" });
+      }[event.target.closest("button")?.dataset.do];
+      act ? act() : super.onClick(event);
     }
 
     // The call of a site in the step that is shown, or else in the median one.
@@ -233,22 +179,15 @@ const timelinePanels = (() => {
       this.goTo(this.step.waits.t[wait], this.step.waits.t[wait] + this.step.waits.d[wait]);
       this.part("canvas").focus({ preventScroll: true });
     }
-
-    // Paper shows the whole step in the light colours.
-    print(source) {
-      this.source = source ?? root;
-      if (source) this.canvas.whole();
-      this.canvas.drawNow(source ? 2 : devicePixelRatio);
-    }
   }
 
   const start = (section) => {
-    if (!views[section.dataset.view]) {
-      section.querySelector(".live").replaceChildren(
-        make("p", "No step of this section is in this page, to keep it small enough to send.", { class: "note" }),
-      );
-    } else if (!panels.has(section.dataset.view) && section.checkVisibility()) {
-      panels.set(section.dataset.view, new Panel(section));
+    const { view } = section.dataset;
+    const why = view === "ranks" ? RankPanel.missing() :
+      views[view] ? "" : "No step of this section is in this page, to keep it small enough to send.";
+    if (why) section.querySelector(".live").replaceChildren(make("p", why, { class: "note" }));
+    else if (!panels.has(view) && section.checkVisibility()) {
+      panels.set(view, view === "ranks" ? new RankPanel(section) : new Panel(section));
     }
   };
   document.addEventListener("click", ({ target }) => {

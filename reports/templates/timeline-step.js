@@ -2,7 +2,7 @@
 const timelineData = (() => {
   const source = document.getElementById("timelines");
   if (!source) return null;
-  const { strings, short, tones, views } = JSON.parse(source.textContent);
+  const { strings, short, tones, views, ranks } = JSON.parse(source.textContent);
   const long = (row) => (row < 0 ? "" : strings[row]);
   const brief = (row) => short[row] ?? long(row);
 
@@ -150,5 +150,5 @@ const timelineData = (() => {
     }
   }
 
-  return { views, tones, long, brief, us, signed, ms, number, open, Step };
+  return { views, ranks, tones, long, brief, us, signed, ms, number, sums, open, Step };
 })();

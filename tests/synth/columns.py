@@ -61,6 +61,7 @@ def _gpu(run: Run, names: _Names) -> GpuOps:
         name=names.column(o.name for o in ops),
         bytes=_i64(o.bytes for o in ops),
         graph_node=_i64(o.node for o in ops),
+        group=np.full(len(ops), -1, np.int32),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from latencylab.model.trace import Trace
 from synth.actions import KERNEL
@@ -113,9 +114,32 @@ def _run_of(source: RankRun | RankScenario) -> RankRun:
 
 
 def to_traces(source: RankRun | RankScenario) -> tuple[Trace, ...]:
-    """Each rank's trace in its own clock."""
+    """Each rank's trace in its own clock, with its process groups; eager NCCL kernels know what they are."""
     run = _run_of(source)
-    return tuple(to_trace(local_run(run, r)) for r in range(len(run.runs)))
+    return tuple(_trace(run, r) for r in range(len(run.runs)))
+
+
+def _trace(run: RankRun, rank: int) -> Trace:
+    trace = to_trace(local_run(run, rank))
+    groups, names = group_names(run), {name: i for i, name in enumerate(trace.names)}
+    gpu = replace(trace.gpu, bytes=trace.gpu.bytes.copy(), group=np.full(len(trace.gpu), -1, np.int32))
+    for row, joint in _said(run, rank).items():
+        gpu.bytes[row] = joint.comm.size // 2 * 2
+        gpu.group[row] = names.setdefault(str(groups.index(joint.comm.group)), len(names))
+    members = {str(i): run.scenario.group(g) for i, g in enumerate(groups)}
+    mine = {name: ranks for name, ranks in members.items() if rank in ranks}
+    return replace(trace, names=tuple(names), gpu=gpu, groups=mine)
+
+
+def _said(run: RankRun, rank: int) -> dict[int, Joint]:
+    """The rows of the rank's GPU ops that say what collective they are: eager NCCL kernels."""
+    joints = {r.index: j for j in run.joints if isinstance(r := j.rows.get(rank), Op)}
+    found = {row: (k, joints.get(k.op.index)) for row, k in enumerate(kept_ops(run, rank))}
+    return {
+        row: joint
+        for row, (k, joint) in found.items()
+        if joint is not None and joint.comm.way.collective and k.op.node < 0 and k.name is None
+    }
 
 
 def to_docs(source: RankRun | RankScenario, *, flows: bool = False, extras: bool = True) -> tuple[Doc, ...]:
@@ -147,16 +171,13 @@ def _doc(run: RankRun, rank: int, flows: bool, extras: bool) -> Doc:
         for g in mine
     ]
     doc["distributedInfo"] |= {"pg_count": len(mine), "pg_config": config, "nccl_version": "2.27.5"}
-    joints = {(r.index): j for j in run.joints if isinstance(r := j.rows.get(rank), Op)}
-    kept = kept_ops(run, rank)
-    for row, k in zip(_gpu_events(doc), kept, strict=True):
-        joint = joints.get(k.op.index)
-        if joint is not None and joint.comm.way.collective and k.op.node < 0 and k.name is None:
-            row["args"] |= _args(joint, names, members)
+    rows = _gpu_events(doc)
+    for row, joint in _said(run, rank).items():
+        rows[row]["args"] |= _args(joint, names, members)
     return doc
 
 
-def _gpu_events(doc: Doc) -> Iterable[Doc]:
+def _gpu_events(doc: Doc) -> list[Doc]:
     return [e for e in doc["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
 
 

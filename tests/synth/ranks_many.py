@@ -132,6 +132,7 @@ def _trace(
         name=name.ravel().astype(np.int32),
         bytes=np.full(cuts.size, -1, np.int64),
         graph_node=node.ravel().astype(np.int64),
+        group=np.full(cuts.size, -1, np.int32),
     )
     first = begin[::per_graph]
     zero: npt.NDArray[np.int32] = np.zeros(len(first), np.int32)

@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Path:
 
 def _table(kind: type[Table], rows: int, seed: int) -> Table:
     rng = np.random.default_rng(seed)
-    types: dict[str, Any] = {"name": np.int32, "thread": np.int32, "kind": np.uint8}
+    types: dict[str, Any] = {"name": np.int32, "thread": np.int32, "group": np.int32, "kind": np.uint8}
     columns = {}
     for field in fields(kind):
         dtype = types.get(field.name, np.int64)
@@ -60,6 +60,7 @@ def _trace(path: Path, rank: int = 3, rows: int = 1000) -> Trace:
         versions={"cuda_runtime": "13000"},
         issues=(Issue("clock_order", "warning", 2, "näher"), Issue("x", "info", 1, "")),
         window=(1_790_857_026_000_000_001, 1_790_857_026_000_000_002),
+        groups={"0": (0, 1, 2, 3), "tp": (3,)},
         **tables,  # type: ignore[arg-type]
     )
 
