@@ -58,7 +58,8 @@ def attribute(trace: Trace, launches: Launches, idle: Idle, waits: Waits, steps:
         if one == MISSING:
             continue
         mine = calls.thread == one
-        activities[one] = thread_activity(trace, one, Intervals.union(calls.start[mine], calls.end[mine]))
+        blocked = Intervals.union(calls.start[mine], calls.start[mine] + waits.blocked[mine])
+        activities[one] = thread_activity(trace, one, blocked)
         host = _thread(trace, launches, idle) == one
         drawn += _draw(idle.start[host], idle.end[host], waits, np.flatnonzero(mine))
     drawn_start, drawn_end, drawn_site = np.array(sorted(drawn), np.int64).reshape(-1, 3).T

@@ -30,19 +30,22 @@ WAITED_NS = 1_000  # a rank that waited longer than this was not the last
 LEAVES_FIRST_NS = {"push": (1_250.0, 250.0), "one shot": (750.0, 750.0), "other": (0.0, 0.0)}
 UNTOLD = 0.1  # share of collectives with one of the two ranks last from which their bias matters
 ROUNDS = 3
-FEW_POINTS = 8  # below so many the residual is the largest deviation, not the median one
+FEW_POINTS = 8  # below so many the residual is the largest deviation, not the median one,
+FEW_POINTS_NS = 700.0  # and at least what ends of one collective usually differ by
+BLOCKS = 8  # stretches of the window in which a clock that bends would show
 RESOLVED = 3  # residuals, and times the noise, that a skew must exceed to be resolved
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A rank's clock: aligned = local - offset - drift * (local - offset - t0), in ns.
+    """A rank's clock: local = aligned + offset + drift * (aligned - t0), in ns.
 
-    `low`..`high` bound the offset at t0, by causality alone; `residual` is the precision: the larger of the
-    MAD of the ends and the disagreement between kinds of collective; `noise` what one collective's end may
-    be off, the 95th percentile. `shifted` is False where the offset is
-    within three residuals of zero and nothing was shifted. `broken` says that causality leaves no offset at
-    all. Without evidence (`points` 0) the clock is taken as it is, and nothing is known of it.
+    `low`..`high` bound the offset at t0, by causality alone; `residual` is the precision: the largest of the
+    MAD of the ends, the disagreement between kinds of collective, and what a bend of the clock leaves; `noise`
+    is what one collective's end may be off, the 95th percentile. `shifted` is False where the offset is within
+    three residuals of zero and nothing was shifted. `broken` says that causality leaves no offset at all.
+    Without evidence (`points` 0) the clock is taken as it is, its residual is infinite, and nothing that
+    needs it is resolved.
     """
 
     offset: float
@@ -61,7 +64,8 @@ class Clock:
         if not self.shifted:
             return time
         offset = round(self.offset)
-        drifted = self.offset - offset + self.drift * (time - offset - self.t0)
+        since = time - offset - self.t0
+        drifted = (self.offset - offset + self.drift * since) / (1 + self.drift)
         aligned: I64 = time - offset - np.rint(drifted).astype(np.int64)
         return aligned
 
@@ -76,7 +80,8 @@ def fit_clocks(ranks: tuple[RankCollectives, ...], pairing: Pairing) -> tuple[Cl
     for r in range(1, len(ranks)):
         rows = np.flatnonzero(_usable(there, pairing, r))
         lines.append(robust_line((end[rows, 0] - t0).astype(np.float64), _difference(end, rows, r)))
-    residual, noise = [0.0] * len(ranks), [0.0] * len(ranks)
+    unknown = float("inf")
+    residual, noise = [0.0] + [unknown] * (len(ranks) - 1), [0.0] * len(ranks)
     points = [int(_usable(there, pairing, r).sum()) for r in range(len(ranks))]
     for _ in range(ROUNDS):
         waits = _waits(_shifted(arrival, lines, t0), there)
@@ -85,7 +90,7 @@ def fit_clocks(ranks: tuple[RankCollectives, ...], pairing: Pairing) -> tuple[Cl
             if len(rows):
                 lines[r], residual[r], noise[r] = _fit(end, waits, rows, r, pairing, t0)
     low, high, broken = _causal(start, end, there, pairing.blocking, lines, t0)
-    clocks = [Clock(0.0, 0.0, t0, 0.0, 0.0, 0.0, 0.0, points[0], shifted=False, broken=False)]
+    clocks = [Clock(0.0, 0.0, t0, 0.0, 0.0, 0.0, 0.0, points[0], shifted=False, broken=broken[0])]
     for r in range(1, len(ranks)):
         offset, drift = lines[r]
         span = int(np.ptp(end[there[:, r], r])) if there[:, r].any() else 0
@@ -120,7 +125,7 @@ def _difference(end: I64, rows: I64, r: int) -> F64:
 def _shifted(times: I64, lines: list[tuple[float, float]], t0: int) -> F64:
     """Times (instances, ranks) on the reference's clock, relative to t0."""
     since = np.stack([(times[:, r] - t0) - o for r, (o, _) in enumerate(lines)], axis=1)
-    aligned: F64 = since * (1 - np.array([drift for _, drift in lines]))
+    aligned: F64 = since / (1 + np.array([drift for _, drift in lines]))
     return aligned
 
 
@@ -172,9 +177,20 @@ def _fit(
     ]
     disagreement = max(medians) - min(medians) if len(medians) > 1 else 0.0
     if len(rest) < FEW_POINTS:
-        spread = float(np.abs(rest).max())
+        spread = max(float(np.abs(rest).max()), FEW_POINTS_NS)
+    spread = max(spread, _bend(rest))
     quantum = _quantum(end[rows][:, [0, r]])
     return line, max(spread, disagreement, extra, quantum), float(np.percentile(np.abs(rest), 95))
+
+
+def _bend(rest: F64) -> float:
+    """By how much the ends of a stretch of the window are off the line on the whole: a clock that bends.
+
+    The largest median of BLOCKS stretches, where each has enough points for one; else 0.
+    """
+    if len(rest) < BLOCKS * FEW_POINTS:
+        return 0.0
+    return max(abs(float(np.median(block))) for block in np.array_split(rest, BLOCKS))
 
 
 def _leaves_first(kind: str) -> tuple[float, float]:

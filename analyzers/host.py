@@ -52,7 +52,8 @@ def owned_overhead(trace: Trace, thread: int) -> Intervals:
 
 def thread_activity(trace: Trace, thread: int, waits: Intervals) -> Activity:
     """What this thread did, each layer over the one before: spans, framework ops, GC, waiting for a request
-    or a peer, API calls, the blocking calls in `waits`, the profiler's own work.
+    or a peer, API calls, `waits` (when it was blocked; the rest of a blocking call is API time), the
+    profiler's own work.
     """
     spans = trace.spans
     time, label, names = innermost(trace, thread)
@@ -100,11 +101,41 @@ def innermost(trace: Trace, thread: int) -> tuple[I64, I64, tuple[str, ...]]:
     return np.array(time, np.int64), np.array(label, np.int64), tuple(labels)
 
 
-def path_at(events: HostEvents, names: tuple[str, ...], thread: int, time: int) -> tuple[str, ...]:
-    """The names of the events of a thread that hold this time, outermost first."""
-    upto = int(np.searchsorted(events.start, time, side="right"))
-    rows = np.flatnonzero((events.thread[:upto] == thread) & (events.end[:upto] > time))
-    return tuple(names[i] for i in events.name[rows])
+@dataclass(frozen=True, slots=True, eq=False)
+class Nest:
+    """The events of one thread, in order of start, and how far those up to each one reach."""
+
+    rows: I64
+    start: I64
+    end: I64
+    reach: I64
+
+    @classmethod
+    def of(cls, events: HostEvents, thread: int) -> Nest:
+        rows = np.flatnonzero(events.thread == thread)
+        end = events.end[rows]
+        return cls(rows, events.start[rows], end, np.maximum.accumulate(end) if len(end) else end)
+
+    def holding(self, time: int) -> I64:
+        """The rows of the events that hold this time, outermost first."""
+        first = int(np.searchsorted(self.reach, time, side="right"))
+        inside = slice(first, int(np.searchsorted(self.start, time, side="right")))
+        return self.rows[inside][self.end[inside] > time]
+
+
+class Paths:
+    """The names of a table's events that hold a moment of a thread."""
+
+    def __init__(self, events: HostEvents, names: tuple[str, ...]) -> None:
+        self.events = events
+        self.names = names
+        self.nests: dict[int, Nest] = {}
+
+    def at(self, thread: int, time: int) -> tuple[str, ...]:
+        """Names, outermost first."""
+        if thread not in self.nests:
+            self.nests[thread] = Nest.of(self.events, thread)
+        return tuple(self.names[i] for i in self.events.name[self.nests[thread].holding(time)].tolist())
 
 
 def _on_thread(threads: np.ndarray, thread: int, *columns: I64) -> list[I64]:

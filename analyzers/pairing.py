@@ -218,10 +218,17 @@ def _steps_of(rank: RankCollectives, token: I64, is_blocking: Bool, common: Bool
 def _slide(
     ref: RankCollectives, ref_token: I64, rank: RankCollectives, token: I64, usable: Bool
 ) -> list[_Shift]:
-    """Every shift by single collectives at which nine of ten kinds agree, for ranks without a common step."""
+    """The shifts by single collectives, around what the raw clocks say, at which nine of ten kinds agree.
+
+    For ranks without a common step.
+    """
     mine, theirs = np.flatnonzero(usable[token]), np.flatnonzero(usable[ref_token])
-    found = []
-    for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
+    found: list[_Shift] = []
+    if not len(mine) or not len(theirs):
+        return found
+    middle = len(mine) // 2
+    near = int(np.searchsorted(ref.end[theirs], rank.end[mine[middle]])) - middle
+    for shift in range(near - MAX_SHIFT, near + MAX_SHIFT + 1):
         a, b = mine[max(0, -shift) :][:COMPARED], theirs[max(0, shift) :][:COMPARED]
         count = min(len(a), len(b))
         if count < max(1, min(len(mine), len(theirs)) // 2):

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from latencylab.analyzers.clocks import RESOLVED, Clock
+from latencylab.analyzers.clocks import F64, RESOLVED, Clock
 from latencylab.analyzers.ranks import RankSet
 from latencylab.analyzers.timeline import build_timeline
 from latencylab.analyzers.view import KindView
@@ -36,11 +36,17 @@ def build_rank_timeline(joined: RankSet, kind: KindView) -> RankTimeline | None:
     wall = (steps.end - steps.start)[kind.used]
     by_wall = kind.used[np.argsort(np.abs(wall - np.sort(wall)[(len(wall) - 1) // 2]), kind="stable")]
     launched = _launched_in(joined)
-    matched = [_match(launched, int(step)) for step in by_wall]
-    best = max(matched, key=lambda its: sum(step >= 0 for step in its), default=[])
-    if sum(step >= 0 for step in best) < 2:
-        return None
-    return _Layout(joined, launched, best).timeline(kind.kind or "")
+    best: list[int] = []
+    for row in by_wall.tolist():
+        best = max(best, _match(launched, row), key=_shared)
+        if _shared(best) == len(joined.views):
+            break
+    return _Layout(joined, launched, best).timeline(kind.kind or "") if _shared(best) > 1 else None
+
+
+def _shared(steps: list[int]) -> int:
+    """By how many ranks a step is shared."""
+    return sum(step >= 0 for step in steps)
 
 
 def _launched_in(joined: RankSet) -> I64:
@@ -107,7 +113,7 @@ class _Layout:
             step=step,
             start=int(edges[0]),
             end=int(edges[1]),
-            residual=round(clock.residual),
+            residual=round(clock.residual) if np.isfinite(clock.residual) else MISSING,
             legs=_aligned(clock, replace(legs, name=self._named(legs.name, line.names))),
             work=_aligned(clock, self._work(r)),
             gaps=_aligned(
@@ -166,8 +172,7 @@ class _Layout:
     def _least(self, there: Bool) -> I64:
         """Per collective the spread from which it is resolved, by the clocks of the ranks in it."""
         precise = np.array([max(clock.residual, clock.noise) for clock in self.joined.clocks])
-        least = RESOLVED * np.where(there, precise, 0.0).max(axis=1, initial=0.0)
-        return np.rint(least).astype(np.int64)
+        return _whole(RESOLVED * np.where(there, precise, 0.0).max(axis=1, initial=0.0))
 
     def _doubt(self, there: Bool) -> I64:
         """Per collective by how much less its arrivals could be spread on clocks that causality allows: the
@@ -177,8 +182,7 @@ class _Layout:
         late = np.array([clock.high - (clock.offset if clock.shifted else 0.0) for clock in clocks])
         early = np.array([(clock.offset if clock.shifted else 0.0) - clock.low for clock in clocks])
         first = np.where(there, skew.arrival[self.rows], np.iinfo(np.int64).max).argmin(axis=1)
-        doubt = np.maximum(late[skew.last[self.rows]] + early[first], 0.0)
-        return np.rint(np.minimum(doubt, np.iinfo(np.int64).max / 2)).astype(np.int64)
+        return _whole(np.maximum(late[skew.last[self.rows]] + early[first], 0.0))
 
     def _main_causes(self) -> tuple[I64, I64]:
         """Per collective the largest cause of its last rank's lateness, and its ns; -1 and 0 without any."""
@@ -189,7 +193,13 @@ class _Layout:
             i = place[int(causes.instance[row])]
             if causes.ns[row] > most[i]:
                 cause[i], most[i] = self._name(causes.names[int(causes.cause[row])]), causes.ns[row]
-        return cause, np.rint(most).astype(np.int64)
+        return cause, _whole(most)
+
+
+def _whole(ns: F64) -> I64:
+    """Whole ns; what is out of bounds becomes very long."""
+    whole: I64 = np.rint(np.minimum(ns, 1e18)).astype(np.int64)
+    return whole
 
 
 def _aligned(clock: Clock, table: T) -> T:

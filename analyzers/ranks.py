@@ -102,8 +102,8 @@ def summarise_alignment(joined: RankSet) -> Alignment:
                 rank=number,
                 offset_us=clock.offset / 1000,
                 drift_ppm=clock.drift * 1e6,
-                bound_us=(clock.low / 1000, clock.high / 1000),
-                residual_us=clock.residual / 1000,
+                bound_us=_bound(clock),
+                residual_us=clock.residual / 1000 if clock.points else None,
                 points=clock.points,
                 shifted=clock.shifted,
                 note=_note(clock, number == numbers[0], alike),
@@ -113,13 +113,20 @@ def summarise_alignment(joined: RankSet) -> Alignment:
     )
 
 
+def _bound(clock: Clock) -> tuple[float, float] | None:
+    if clock.broken or not clock.points:
+        return None
+    return clock.low / 1000, clock.high / 1000
+
+
 def _note(clock: Clock, is_reference: bool, alike: bool) -> str:
+    if clock.broken:
+        broken = "breaks causality: it leaves collectives before another rank arrives, on any offset"
+        return f"reference; {broken}" if is_reference else broken
     if is_reference:
         return "reference"
     if not clock.points:
         return "nothing paired with the reference: not aligned"
-    if clock.broken:
-        return "breaks causality: it leaves collectives before another rank arrives, on any offset"
     if alike:
         return "its steps are too alike to exclude a shift by whole steps"
     return "" if clock.shifted else "no offset beyond the residual: not shifted"

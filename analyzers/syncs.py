@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latencylab.analyzers.host import path_at
+from latencylab.analyzers.host import Paths
 from latencylab.analyzers.view import KindView
 from latencylab.analyzers.waits import Site, Waits
 from latencylab.model.findings import Evidence, Sync, SyncVerdict
@@ -27,18 +27,23 @@ def summarise_syncs(view: KindView) -> tuple[Sync, ...]:
     }
     steps = view.rank.steps
     wall_us = view.mean_us(int((steps.end - steps.start)[view.used].sum())) if view.by_step else np.inf
+    frames = Paths(view.rank.trace.frames, view.rank.trace.names)
     found = [
         _summarise(
-            view, waits.sites[site], np.flatnonzero(view.calls & (waits.site == site)), idle_us, wall_us
+            view,
+            waits.sites[site],
+            np.flatnonzero(view.calls & (waits.site == site)),
+            host_us.get(site, 0.0),
+            wall_us,
+            frames,
         )
         for site in np.unique(waits.site[view.calls]).tolist()
-        for idle_us in [host_us.get(site, 0.0)]
     ]
     order = ("harmful", "pinning", "unclear", "hidden")
     return tuple(sorted(found, key=lambda s: (order.index(s.verdict), -s.idle_us, -s.blocked_us, s.site)))
 
 
-def _summarise(view: KindView, site: Site, calls: I64, idle_us: float, wall_us: float) -> Sync:
+def _summarise(view: KindView, site: Site, calls: I64, idle_us: float, wall_us: float, frames: Paths) -> Sync:
     rank, waits = view.rank, view.rank.waits
     evidence = min((waits.evidence[i] for i in calls), key=EVIDENCE.index)
     behind_us = _median_us(waits.behind[calls])
@@ -61,7 +66,7 @@ def _summarise(view: KindView, site: Site, calls: I64, idle_us: float, wall_us: 
         direction=site.direction,
         bytes=site.bytes,
         seam=site.seam,
-        frames=path_at(rank.trace.frames, rank.trace.names, thread, time)[-FRAMES:],
+        frames=frames.at(thread, time)[-FRAMES:],
         waits_for=waits_for,
         calls=len(calls),
         per_step=len(calls) / view.units,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latencylab.analyzers.blocking import CLOCK_NS, TO_HOST, WHOLE_DEVICE, BlockingCalls
-from latencylab.analyzers.host import path_at
+from latencylab.analyzers.host import Paths
 from latencylab.analyzers.intervals import Intervals
 from latencylab.analyzers.launches import Launches
 from latencylab.analyzers.legs import LegTable
@@ -106,11 +106,11 @@ def resolve_waits(
 
 
 def _paths(trace: Trace, calls: BlockingCalls) -> tuple[list[str], list[str]]:
+    of_spans, of_ops = Paths(trace.spans, trace.names), Paths(trace.ops, trace.names)
     spans, ops = [], []
     for thread, time in zip(calls.thread.tolist(), calls.start.tolist(), strict=True):
-        path = path_at(trace.spans, trace.names, thread, time)
-        spans.append(" > ".join(map(_stable, path)))
-        ops.append(" > ".join(path_at(trace.ops, trace.names, thread, time)))
+        spans.append(" > ".join(map(_stable, of_spans.at(thread, time))))
+        ops.append(" > ".join(of_ops.at(thread, time)))
     return spans, ops
 
 
@@ -286,7 +286,8 @@ def _sites(
     seams: list[str],
 ) -> tuple[I64, tuple[Site, ...]]:
     places = list(zip(calls.api, spans, ops, seams, strict=True))
-    reads = [_copy_read(trace, launches, copy) if copy >= 0 else None for copy in copies.tolist()]
+    paths = Paths(trace.ops, trace.names)
+    reads = [_copy_read(trace, launches, paths, copy) if copy >= 0 else None for copy in copies.tolist()]
     usual: dict[Hashable, Counter[_Read]] = defaultdict(Counter)
     for place, read in zip(places, reads, strict=True):
         if read is not None:
@@ -311,14 +312,14 @@ class _Read:
     op: str
 
 
-def _copy_read(trace: Trace, launches: Launches, copy: int) -> _Read:
+def _copy_read(trace: Trace, launches: Launches, paths: Paths, copy: int) -> _Read:
     first = launches.first_op[copy]
     size = int(trace.gpu.bytes[first])
     thread, time = int(launches.thread[copy]), int(launches.start[copy])
     return _Read(
         _direction(trace.names[trace.gpu.name[first]]),
         size if size >= 0 else None,
-        " > ".join(path_at(trace.ops, trace.names, thread, time)),
+        " > ".join(paths.at(thread, time)),
     )
 
 

@@ -161,7 +161,7 @@ def _of_ranks(analysis: Analysis) -> Iterator[tuple[str, Row]]:
             "reference": alignment.reference if alignment else None,
             "unpaired": found.unpaired_by_rank.get(clock.rank) if found else None,
         }
-        row["bound_low_us"], row["bound_high_us"] = row.pop("bound_us")
+        row["bound_low_us"], row["bound_high_us"] = row.pop("bound_us") or (None, None)
         yield "ranks", row
     for kind in found.kinds if found else ():
         row = asdict(kind)

@@ -180,19 +180,19 @@ def run_ahead(rank: RankFindings, kind: KindFindings) -> Figure | None:
 
 
 def _stack(role: str, steps: list[Step]) -> Figure:
-    part: Callable[[WindowParts], float] = {
+    parts: dict[str, Callable[[WindowParts], float]] = {
         "busy": summary.working,
         "wait": summary.waiting,
         "host": attrgetter("idle_host"),
         "gpu": attrgetter("idle_gpu"),
         "unknown": attrgetter("idle_unknown"),
-    }[role]
+    }
     hatched = {"pattern": {"shape": "/", "fgcolor": "var(--bg)", "size": 6, "solidity": 0.35}}
     return {
         "type": "bar",
         "name": _ROLE_NAMES[role],
         "x": [s.index for s in steps],
-        "y": [_ms(part(s.parts)) for s in steps],
+        "y": [_ms(parts[role](s.parts)) for s in steps],
         "hovertemplate": "step %{x}: %{y:.3f} ms " + _ROLE_NAMES[role] + "<extra></extra>",
         "marker": {"color": f"var(--{role})", "line": {"width": 0}} | (hatched if role == "wait" else {}),
     }

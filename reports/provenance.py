@@ -26,8 +26,12 @@ _FIRST = (
 
 
 def capture_name(analysis: Analysis) -> str:
-    """The capture's own name, without the folders that it lies in."""
-    return PureWindowsPath(PurePath(analysis.capture_path).name).name or "capture"
+    """The capture's own name, without the folders that it lies in; of several files the first one's."""
+    files = analysis.capture_path.split(", ")
+    more = len(files) - 1 if len(files) == len(analysis.ranks) else 0
+    path = files[0] if more else analysis.capture_path
+    name = PureWindowsPath(PurePath(path).name).name or "capture"
+    return f"{name} and {more} more" if more else name
 
 
 def first_facts(manifest: dict[str, Any]) -> list[tuple[str, list[str]]]:

@@ -89,7 +89,8 @@ def _looked_up(column: I64, rows: Mapping[int, int]) -> list[int]:
 def told(line: RankTimeline) -> list[int]:
     """Per collective how much it says."""
     its = line.collectives
-    return np.where(its.sure, SURE, np.where(its.resolved, FITTED, UNRESOLVED)).tolist()
+    says: list[int] = np.where(its.sure, SURE, np.where(its.resolved, FITTED, UNRESOLVED)).tolist()
+    return says
 
 
 def arrivals_figure(line: RankTimeline) -> Figure | None:
@@ -133,8 +134,9 @@ def arrivals_figure(line: RankTimeline) -> Figure | None:
         "dtick": max(1, 5 * round(len(rows) / 50)),
         "range": [0.5, len(rows) + 0.5],
     }
-    least = np.maximum(its.least[rows] / 1000, _FLOOR).round(3).tolist()
-    top = 1.6 * max(*least, float(its.spread[rows].max()) / 1000)
+    # Without a clock nothing is resolved, however far apart: the band is as high as the plot.
+    top = 1.6 * max(float(its.spread[rows].max()) / 1000, 1.0)
+    least = np.clip(its.least[rows] / 1000, _FLOOR, top).round(3).tolist()
     layout["yaxis"] |= {
         "title": {"text": "µs after the first"},
         "type": "log",
@@ -161,8 +163,9 @@ def _hover(line: RankTimeline, i: int, lane: RankLane) -> str:
     last = line.lanes[its.last[i]].rank if its.last[i] >= 0 else None
     start = lane.arrivals.start[lane.arrivals.collective == i][0]
     head = f"rank {lane.rank} at {plot_text(short_name(line.names[its.kind[i]]))}"
-    after = f"{fmt.us(int(start - its.start[i]) / 1000)} µs after the first, ± {fmt.us(lane.residual / 1000)}"
+    residual = fmt.us(lane.residual / 1000) if lane.residual >= 0 else "unknown"
+    after = f"{fmt.us(int(start - its.start[i]) / 1000)} µs after the first, ± {residual}"
     if not its.resolved[i]:
-        return f"{head}<br>{after}<br>not resolved: spread under {fmt.us(int(its.least[i]) / 1000)} µs"
+        return f"{head}<br>{after}<br>not resolved"
     why = f", for {plot_text(summary.difference(line.names[its.cause[i]]))}" if its.cause[i] >= 0 else ""
     return f"{head}<br>{after}<br>last: rank {last}{why}"

@@ -6,6 +6,7 @@ for each collective that it adds up.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
@@ -126,15 +127,21 @@ def rests_on_fit(analysis: Analysis, late: Late) -> bool:
 
 def open_us(analysis: Analysis, rank: int) -> tuple[float, float]:
     """By how much the guaranteed intervals leave open when a rank arrived after another, µs: against the rank
-    whose interval says most, and against the one whose says least.
+    whose interval says most, and against the one whose says least. Infinite where nothing is guaranteed.
     """
     clocks = analysis.alignment.ranks if analysis.alignment else ()
-    its = next((clock for clock in clocks if clock.rank == rank), None)
-    if its is None:
-        return 0.0, 0.0
-    above = its.bound_us[1] - _applied(its)
-    below = [_applied(clock) - clock.bound_us[0] for clock in clocks if clock is not its]
-    return max(0.0, above + min(below, default=0.0)), max(0.0, above + max(below, default=0.0))
+    above = [_bounds(clock)[1] - _applied(clock) for clock in clocks if clock.rank == rank]
+    below = [_applied(clock) - _bounds(clock)[0] for clock in clocks if clock.rank != rank]
+    if not above or not below:
+        return math.inf, math.inf
+    return max(0.0, above[0] + min(below)), max(0.0, above[0] + max(below))
+
+
+def _bounds(clock: RankClock) -> tuple[float, float]:
+    """The interval that causality guarantees, of which an end may be open."""
+    low, high = clock.bound_us or (None, None)
+    low, high = fmt.finite(low), fmt.finite(high)
+    return -math.inf if low is None else low, math.inf if high is None else high
 
 
 def _applied(clock: RankClock) -> float:
@@ -183,6 +190,8 @@ def sureness(analysis: Analysis, late: Late) -> str:
     """What a rank's lateness is worth beside what causality alone leaves open."""
     least, most = open_us(analysis, late.rank)
     each = fmt.amount(each_us(analysis, late))
+    if not math.isfinite(least):
+        return "rests on the clocks' fit: causality alone bounds nothing"
     if each <= least:
         return f"rests on the clocks' fit: less each than the {fmt.us(least)} µs that causality leaves open"
     if each <= most:
@@ -203,8 +212,8 @@ def resolved_text(analysis: Analysis) -> str:
 
 def bound_text(clock: RankClock) -> str:
     """`−1,011.6 to −1,003.6`; nothing where there is no bound."""
-    low, high = (fmt.finite(bound) for bound in clock.bound_us)
-    if low is None and high is None:
+    low, high = _bounds(clock)
+    if not math.isfinite(low) and not math.isfinite(high):
         return "none"
     return f"{_signed(low)} to {_signed(high)}"
 
@@ -213,7 +222,7 @@ def offset_text(clock: RankClock) -> str:
     """`−1,007.6 ± 0.2`, and that it was not shifted where it was not."""
     if not clock.points:
         return "not aligned"
-    text = f"{_signed(clock.offset_us)} ± {fmt.us(clock.residual_us)}"
+    text = f"{fmt.signed_us(clock.offset_us)} ± {fmt.us(clock.residual_us)}"
     return text if clock.shifted else f"{text}, not shifted"
 
 
@@ -248,6 +257,5 @@ def unpaired_text(analysis: Analysis) -> str:
     return f"{found.unpaired:,} collectives that no other rank has: {told}"
 
 
-def _signed(value: float | None) -> str:
-    number = fmt.finite(value)
-    return "…" if number is None else fmt.signed_us(number)
+def _signed(value: float) -> str:
+    return fmt.signed_us(value) if math.isfinite(value) else "…"

@@ -66,10 +66,8 @@ def _late_table(analysis: Analysis, late: tuple[Late, ...], *, brief: bool) -> T
         why.append(f", last in {fmt.count(its.count, 'collective')}", style="not bold")
         groups = ranks.groups(its)
         for group in groups[: _TOP_GROUPS if brief else None]:
-            why.append(
-                "\n" + fmt.clean(group.text(_TOP_CAUSES if brief else _MANY_CAUSES)),
-                style=f"not bold {_style(group)}",
-            )
+            text = group.text(_TOP_CAUSES if brief else _MANY_CAUSES)
+            why.append("\n" + fmt.clean(text), style=f"not bold {_style(group)}")
         if not brief or ranks.rests_on_fit(analysis, its):
             why.append("\n" + ranks.sureness(analysis, its), style="not bold dim")
         grid.add_row(Text("  " + ranks.late_us(analysis, its)), fmt.percent(its.share), why)

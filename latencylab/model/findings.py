@@ -243,18 +243,18 @@ class RankFindings:
 
 @dataclass(frozen=True, slots=True)
 class RankClock:
-    """A rank's clock against the reference's: aligned = local - offset - drift * (local - t0).
+    """A rank's clock against the reference's: local = aligned + offset + drift * (aligned - t0).
 
-    `bound_us` is the interval that causality guarantees for the offset; `residual_us` the precision.
-    `shifted` is False where the evidence for an offset is no better than that, and nothing was shifted;
+    `bound_us` is the interval that causality guarantees for the offset, None where it leaves none or says
+    nothing; `residual_us` the precision, None where nothing is paired with the reference. `shifted` is False where the evidence for an offset is no better than that, and nothing was shifted;
     `note` says what is odd about it, or nothing.
     """
 
     rank: int
     offset_us: float
     drift_ppm: float
-    bound_us: tuple[float, float]
-    residual_us: float
+    bound_us: tuple[float, float] | None
+    residual_us: float | None
     points: int
     shifted: bool
     note: str = ""

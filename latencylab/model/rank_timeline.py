@@ -52,7 +52,8 @@ class SharedCollectives(Table):
 @dataclass(frozen=True, slots=True, eq=False)
 class RankLane:
     """What one rank did in the step that it shares with the reference's. `start`..`end` is that step on its
-    GPU, `residual` the precision of its clock in ns. Of the gaps `op` is -1: the op is not drawn."""
+    GPU, `residual` the precision of its clock in ns, -1 where nothing is known of it. Of the gaps `op` is -1:
+    the op is not drawn."""
 
     rank: int
     step: int

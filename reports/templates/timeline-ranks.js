@@ -7,7 +7,12 @@ class RankStep {
     for (const lane of this.lanes) {
       for (const table of [lane.legs, lane.work, lane.gaps, lane.arrivals]) table.t = sums(table.t);
     }
-    this.residual = Math.max(...this.lanes.map((lane) => lane.residual));
+  }
+
+  // What an arrival may be off: the largest residual of the clocks.
+  precision() {
+    const known = this.lanes.every((lane) => lane.residual >= 0);
+    return known ? timelineData.us(Math.max(...this.lanes.map((lane) => lane.residual))) : "unknown";
   }
 
   layout() {
@@ -46,7 +51,8 @@ class RankStep {
     const { us } = timelineData;
     const { told, least, blocking } = this.shared;
     if (!blocking[row]) return "not blocking: nobody has to wait in it";
-    return [`not resolved: arrivals within ${us(least[row])} µs of each other say nothing on these clocks`,
+    return [least[row] < 1e12 ? `not resolved: arrivals within ${us(least[row])} µs of each other say nothing on these clocks` :
+      "not resolved: of a clock nothing is known",
       "rests on the fit of the clocks: causality alone would allow another order", "causality alone shows it"][told[row]];
   }
 
@@ -75,7 +81,7 @@ class RankStep {
     const wait = table.wait[i];
     const resolved = this.shared.told[row] > 0;
     return [long(this.shared.kind[row]), [
-      `rank ${lane.rank} arrives ${us(after)} µs after the first, ± ${us(Math.max(lane.residual, this.residual))}`,
+      `rank ${lane.rank} arrives ${us(after)} µs after the first, ± ${this.precision()}`,
       wait ? `waits ${us(wait)} µs${resolved ? ` for ${this.lastRank(row)}` : ""}, then transfers for ${us(table.d[i] - wait)} µs` :
         `${resolved && this.shared.blocking[row] ? "the last to arrive, " : ""}transfers for ${us(table.d[i])} µs`,
       resolved && this.because(row) ? `${this.lastRank(row)} is late: ${this.because(row)}` : "",
@@ -223,7 +229,7 @@ class RankPanel extends TimelineControls {
   fillList() {
     const { make, row, place } = TimelineControls;
     const { us, brief } = timelineData;
-    const { shared, residual } = this.step;
+    const { shared } = this.step;
     const order = [...shared.t.keys()].filter((i) => shared.blocking[i]).sort((a, b) => shared.spread[b] - shared.spread[a]);
     const rows = order.slice(0, 60).map((i) => {
       const what = make("td", null);
@@ -232,7 +238,7 @@ class RankPanel extends TimelineControls {
       if (shared.told[i] === 1) what.append(make("span", "rests on the fit", { class: "badge" }), " ");
       const why = this.step.because(i);
       what.append(resolved ? `${this.step.lastRank(i)} is last${why ? `: ${why}` : ""}; ` : "", brief(shared.kind[i]));
-      const made = row(place(shared.t[i], shared.t[i] + shared.d[i]), make("td", `${us(shared.spread[i])} ± ${us(residual)}`, { class: "n" }), what);
+      const made = row(place(shared.t[i], shared.t[i] + shared.d[i]), make("td", `${us(shared.spread[i])} ± ${this.step.precision()}`, { class: "n" }), what);
       made.classList.toggle("hidden", !resolved);
       return made;
     });

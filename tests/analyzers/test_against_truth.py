@@ -52,7 +52,7 @@ def assert_parts(view: RankView, lo: int, hi: int, want: synth.Parts) -> None:
     busy = (work.start >= lo) & (work.end <= hi)
     assert int(work.length[busy].sum()) == want.busy
     assert int(length[inside].sum()) + want.busy == want.wall == hi - lo
-    assert doing_of(view, inside & (pieces.cause == HOST)) == +synth.fold(want.doing, "sync")
+    assert doing_of(view, inside & (pieces.cause == HOST)) == +synth.fold(want.doing, "api")
 
 
 @many
