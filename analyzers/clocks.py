@@ -40,10 +40,11 @@ RESOLVED = 3  # residuals, and times the noise, that a skew must exceed to be re
 class Clock:
     """A rank's clock: local = aligned + offset + drift * (aligned - t0), in ns.
 
-    `low`..`high` bound the offset at t0, by causality alone; `residual` is the precision: the largest of the
-    MAD of the ends, the disagreement between kinds of collective, and what a bend of the clock leaves; `noise`
-    is what one collective's end may be off, the 95th percentile. `shifted` is False where the offset is within
-    three residuals of zero and nothing was shifted. `broken` says that causality leaves no offset at all.
+    `low`..`high` bound the offset at t0, by causality alone; `residual` is the precision: the largest of
+    the MAD of the ends, the disagreement between kinds of collective, and what a bend of the clock leaves;
+    `noise` is what one collective's end may be off, the 95th percentile. `shifted` is False where the
+    offset is within three residuals of zero and nothing was shifted. `broken` says that causality leaves no
+    offset at all.
     Without evidence (`points` 0) the clock is taken as it is, its residual is infinite, and nothing that
     needs it is resolved.
     """

@@ -85,19 +85,20 @@ def kind_of_token(token: str) -> str:
 def _tokens(trace: Trace, ops: I64) -> tuple[I64, tuple[str, ...]]:
     """The token of each of these GPU ops, as rows of the tokens."""
     gpu = trace.gpu
-    said = np.stack([gpu.name[ops].astype(np.int64), gpu.group[ops].astype(np.int64), gpu.bytes[ops]])
-    distinct, which = np.unique(said, axis=1, return_inverse=True)
+    sizes, of_size = np.unique(gpu.bytes[ops], return_inverse=True)
+    said = gpu.name[ops].astype(np.int64) * (len(trace.names) + 1) + gpu.group[ops] + 1
+    _, first, which = np.unique(said * max(len(sizes), 1) + of_size, return_index=True, return_inverse=True)
     tokens: dict[str, int] = {}
     rows = []
-    for name, group, size in distinct.T.tolist():
+    for op in ops[first].tolist():
+        name, group, size = int(gpu.name[op]), int(gpu.group[op]), int(gpu.bytes[op])
         parts = [kind_of_kernel(trace.names[name])]
-        same_size = SAME_SIZE.search(parts[0]) is not None
         if group >= 0:
             parts.append(_group(trace, trace.names[group]))
-        if size >= 0 and same_size:
+        if size >= 0 and SAME_SIZE.search(parts[0]):
             parts.append(_size(size))
         rows.append(tokens.setdefault(SEPARATOR.join(parts), len(tokens)))
-    return np.array(rows, np.int64)[which.ravel()], tuple(tokens)
+    return np.array(rows, np.int64)[which], tuple(tokens)
 
 
 def _group(trace: Trace, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,7 @@ def job_differences(views: tuple[RankView, ...]) -> list[str]:
     at most, and the profiler's starts by half a minute.
     """
     traces = [view.trace for view in views]
-    same = {
+    same: dict[str, set[Any]] = {
         "world_size": {trace.world_size for trace in traces if trace.world_size},
         "GPU": {trace.device_name for trace in traces if trace.device_name},
         **{

@@ -227,11 +227,11 @@ def bench_tracelens(bench: Bench) -> None:
         raise SystemExit("TraceLens wrote no table")
     over = "over " if theirs.over else ""
     bench.say(f"\n### Collective report of {RANKS} ranks\n")
-    bench.table("whole processes", "s", "CPU s", "TraceLens's time / this")
+    bench.table("whole processes", "s", "CPU s", "TraceLens's time / this", "TraceLens's CPU time / this")
     for name, ours in (("open and analyse, before", before), ("open and analyse, after", after)):
-        row = Spread.of([ours.seconds]), Spread.of([ours.cpu]), f"{over}{theirs.seconds / ours.seconds:.0f}"
-        bench.row(name, *row)
-    bench.row("TraceLens", f"{over}{theirs.seconds:.0f}", f"{theirs.cpu:.0f}", "")
+        times = (f"{over}{a / b:.0f}" for a, b in ((theirs.seconds, ours.seconds), (theirs.cpu, ours.cpu)))
+        bench.row(name, f"{ours.seconds:.1f}", f"{ours.cpu:.1f}", *times)
+    bench.row("TraceLens", f"{over}{theirs.seconds:.0f}", f"{over}{theirs.cpu:.0f}", "", "")
 
 
 def bench_shell(bench: Bench) -> None:

@@ -35,7 +35,7 @@ _TABLES = {
     "overhead": ("start", "end", "name"),
 }
 _EPOCH_NS = 10**18  # September 2001; times relative to a base, which is at most 91 days old, are far below
-_MAX_OVERLAP = 1_000_000  # ns; kernels under programmatic dependent launch overlap by far less
+_MAX_OVERLAP = 1_000_000  # ns by which an op may outlast the next launch on its stream
 
 
 def assemble(
@@ -140,7 +140,7 @@ def _repeated(columns: Columns) -> Bool:
 
 
 def _clean_gpu(columns: Columns, fine: bool, notes: Counter[str]) -> Columns:
-    """Sorted, without exact duplicates, no op reaching far into the next launch on its stream."""
+    """Sorted, without exact duplicates, no op lasting far beyond the next launch on its stream."""
     order = np.lexsort([columns[key] for key in ("graph_node", "correlation", "stream", "start")])
     columns = {key: column[order] for key, column in columns.items()}
     repeated = _repeated(columns)
@@ -156,7 +156,10 @@ def _clean_gpu(columns: Columns, fine: bool, notes: Counter[str]) -> Columns:
     has_next = follower < len(order)
     follower = np.minimum(follower, len(order) - 1)
     has_next &= stream[follower] == stream
-    over = has_next & (columns["end"][order] > start[follower] + _MAX_OVERLAP)
+    # Under programmatic dependent launch the next one may start long before this one ends, while a collective
+    # waits for a peer, but it cannot end long before.
+    end = columns["end"][order]
+    over = has_next & (end > end[follower] + _MAX_OVERLAP)
     if over.any():
         notes["clipped_duration"] += int(over.sum())
         columns["end"][order[over]] = start[follower[over]]

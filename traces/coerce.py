@@ -50,11 +50,14 @@ def to_event(fields: dict[str, Any], notes: Counter[str]) -> Event:
 
 def _args(fields: dict[str, Any], notes: Counter[str]) -> Args:
     name = fields.get("name")
+    read: dict[str, Any] = {
+        **{attribute: _integer(fields[key], notes) for key, attribute in _INTEGERS.items() if key in fields},
+        **{attribute: _text(fields[key], notes) for key, attribute in _TEXTS.items() if key in fields},
+    }
     return Args(
         dims=Raw(b"[]") if "Input Dims" in fields else ABSENT,
         name=Raw(b'"%s"' % _text(name, notes).encode()) if isinstance(name, str) else ABSENT,
-        **{attribute: _integer(fields[key], notes) for key, attribute in _INTEGERS.items() if key in fields},
-        **{attribute: _text(fields[key], notes) for key, attribute in _TEXTS.items() if key in fields},
+        **read,
     )
 
 

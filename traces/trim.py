@@ -128,7 +128,7 @@ def trim_file(source: Path, target: Path, window: Window | None, *, level: int =
         base = Header.of(
             {key: msgspec.json.decode(header[key]) for key in _BASE & set(header)}, Counter()
         ).base
-        rows = _pick(rows, window[0] - (base or 0), window[1] - (base or 0))
+        rows = _pick(source, rows, window[0] - (base or 0), window[1] - (base or 0))
     kept = {key: value for key, value in header.items() if _is_harmless(key, value)}
     head = b"".join(json.dumps(key).encode() + b": " + _clear(value) + b",\n" for key, value in kept.items())
     try:
@@ -172,10 +172,13 @@ class _Event(msgspec.Struct, gc=False):
         return bytes(self.args.get("correlation", b"")).decode().strip('" ')
 
 
-def _pick(rows: list[Raw], start: int, end: int) -> list[Raw]:
+def _pick(source: Path, rows: list[Raw], start: int, end: int) -> list[Raw]:
     """The events of a window given in ns on the file's own clock, in the file's order."""
     decoder = msgspec.json.Decoder(_Event)
-    seen = [decoder.decode(row) for row in rows]
+    try:
+        seen = [decoder.decode(row) for row in rows]
+    except msgspec.MsgspecError as error:
+        raise InputError(f"{source}: an event of an odd form, so it cannot be trimmed: {error}") from None
     begin = parse_us([event.ts for event in seen])[0]
     finish = begin + parse_us([event.dur for event in seen])[0]
     category = np.array([event.cat.lower() for event in seen])

@@ -16,7 +16,11 @@ import synth
 from latencylab.analyzers import analyze
 from latencylab.model.capture import Capture
 from latencylab.model.findings import (
+    Alignment,
     Analysis,
+    CollectiveKind,
+    Collectives,
+    CollectiveTotals,
     Difference,
     Doing,
     Fix,
@@ -24,7 +28,9 @@ from latencylab.model.findings import (
     Kernel,
     KernelClass,
     KindFindings,
+    Late,
     Leg,
+    RankClock,
     RankFindings,
     RunAhead,
     Spread,
@@ -36,6 +42,7 @@ from latencylab.model.findings import (
     WindowParts,
 )
 from latencylab.model.integrity import Integrity, Issue
+from synth import ranks
 
 HOSTILE = "<script>alert('x')</script> [/red] [bold]µ 核 \x1b[31m \ud800 \u202e </td>"
 LONG_KERNEL = (
@@ -252,6 +259,29 @@ def make_hostile() -> Analysis:
         fixes=(Fix(HOSTILE, nan),),
         integrity=Integrity.of([Issue(HOSTILE, "error", 1, HOSTILE)]),
         ranks=(replace(first, device_name=HOSTILE, main=main, steps=(step, slow)), *good.ranks[1:]),
+        alignment=Alignment(
+            0,
+            (
+                RankClock(0, 0.0, 0.0, (0.0, 0.0), 0.0, 3, False, "reference"),
+                RankClock(1, nan, nan, (-math.inf, math.inf), math.inf, 0, False, HOSTILE),
+                RankClock(2, 5.0, math.inf, None, None, 7, True),
+            ),
+        ),
+        collectives=Collectives(
+            paired=3,
+            unpaired=1,
+            unpaired_by_rank={0: 0, 1: 1},
+            resolved=2,
+            unresolved=1,
+            step_us=CollectiveTotals(nan, nan),
+            late=(
+                Late(
+                    1, HOSTILE, nan, nan, 2, {f"GPU work: {HOSTILE}": nan, HOSTILE: 5.0, "host idle: ": 7.0}
+                ),
+            ),
+            kinds=(CollectiveKind(HOSTILE, nan, nan, nan, nan, 1), CollectiveKind("", 0.0, 0.0, 0.0, 0.0, 0)),
+            notes=(HOSTILE,),
+        ),
     )
 
 
@@ -292,6 +322,39 @@ def simulated() -> Analysis:
     return analyze(Capture("runs/simulated", None, None, (synth.to_trace(synth.find(loop).run),)))
 
 
+def clocks(count: int) -> tuple[ranks.Clock, ...]:
+    return tuple(ranks.Clock(offset=900_000 * r, ppb=7_000 * r) for r in range(count))
+
+
+def together(**shape: Any) -> Analysis:
+    """Simulated ranks, analysed together."""
+    shape = {"steps": 9, "gpu_jitter": 2_000, "host_jitter": 1_000, **shape}
+    shape = {"clocks": clocks(shape.get("ranks", 4)), **shape}
+    return analyze(
+        Capture("runs/ranks", None, None, ranks.to_traces(ranks.simulate(ranks.decode_ranks(**shape))))
+    )
+
+
+@pytest.fixture(scope="session")
+def late_rank() -> Analysis:
+    """Four ranks, of which rank 2 has one kernel in each step that takes 60 µs longer."""
+    return together(injects=(ranks.Inject(2, None, 4, "kernel", 60_000),))
+
+
+@pytest.fixture(scope="session")
+def nobody_late() -> Analysis:
+    """Four ranks of one clock, each late now and then."""
+    return together(clocks=(ranks.Clock(),) * 4)
+
+
+@pytest.fixture(scope="session")
+def eight_ranks() -> Analysis:
+    """Eight ranks, of which rank 5 spends 70 µs more in Python each step, and rank 7 lacks the last steps."""
+    captures = (*(ranks.Capture(),) * 7, ranks.Capture(diverge=300))
+    late = ranks.Inject(5, None, 4, "python", 70_000)
+    return together(ranks=8, injects=(late,), drain=True, captures=captures)
+
+
 @pytest.fixture
 def four_ranks() -> Analysis:
     return make(4)
@@ -308,12 +371,14 @@ def large() -> Analysis:
     return make(8, 1000)
 
 
-@pytest.fixture(params=["one rank", "four ranks", "hostile", "empty", "no ranks"])
+@pytest.fixture(params=["one rank", "four ranks", "late rank", "nobody late", "hostile", "empty", "no ranks"])
 def any_analysis(request: pytest.FixtureRequest) -> Analysis:
     empty = make_empty()
     made = {
         "one rank": make,
         "four ranks": lambda: make(4),
+        "late rank": lambda: request.getfixturevalue("late_rank"),
+        "nobody late": lambda: request.getfixturevalue("nobody_late"),
         "hostile": make_hostile,
         "empty": lambda: empty,
         "no ranks": lambda: replace(empty, ranks=()),

@@ -94,6 +94,75 @@ def test_schema_misses_stable_keys(analysis: Analysis, path: tuple[Any, ...]) ->
     assert not validator().is_valid(made)
 
 
+def test_ranks_are_in_the_contract(late_rank: Analysis) -> None:
+    made = json.loads(render_json(late_rank))
+    clock = made["alignment"]["ranks"][2]
+    assert set(clock) >= {
+        "rank",
+        "offset_us",
+        "drift_ppm",
+        "bound_us",
+        "residual_us",
+        "points",
+        "shifted",
+        "note",
+    }
+    assert made["alignment"]["reference"] == 0
+    assert clock["bound_us"][0] < clock["offset_us"] < clock["bound_us"][1]
+    found = made["collectives"]
+    assert set(found) >= {
+        "paired",
+        "unpaired",
+        "step_us",
+        "late",
+        "unpaired_by_rank",
+        "resolved",
+        "kinds",
+        "notes",
+    }
+    assert set(found["step_us"]) == {"wait", "transfer"}
+    late = found["late"][0]
+    assert (late["rank"], late["kind"]) == (2, "NEXTN")
+    assert sum(late["causes"].values()) == pytest.approx(late["wait_us"], rel=0.05)
+    for rank in made["ranks"]:
+        assert 0 < rank["step_us"]["collective_wait"] < rank["step_us"]["busy"]
+    json.dumps(made)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("alignment", "reference"),
+        ("alignment", "ranks", 1, "residual_us"),
+        ("alignment", "ranks", 1, "bound_us"),
+        ("collectives", "step_us", "wait"),
+        ("collectives", "late", 0, "causes"),
+        ("collectives", "kinds", 0, "transfer_us"),
+        ("ranks", 0, "step_us", "collective_wait"),
+    ],
+)
+@pytest.mark.parametrize("wrong", ["text", "missing"])
+def test_schema_is_strict_about_ranks(late_rank: Analysis, path: tuple[Any, ...], wrong: str) -> None:
+    made = to_contract(late_rank)
+    validator().validate(made)
+    *way, last = path
+    inner: Any = made
+    for key in way:
+        inner = inner[key]
+    if wrong == "text":
+        inner[last] = "twelve"
+    else:
+        del inner[last]
+    assert not validator().is_valid(made)
+
+
+def test_a_clock_without_bounds_is_null(hostile: Analysis) -> None:
+    clocks = to_contract(hostile)["alignment"]["ranks"]
+    assert clocks[1]["bound_us"] == [None, None]
+    assert clocks[2]["bound_us"] is None
+    assert clocks[2]["residual_us"] is None
+
+
 def test_more_keys_are_allowed(analysis: Analysis) -> None:
     made = to_contract(analysis)
     made["later"] = 1

@@ -87,3 +87,46 @@ def test_why_a_step_was_slow_is_in_words(analysis: Analysis) -> None:
     assert "+13,800.0 host late: in garbage collection" in text
     assert "+212.0 host late: held up by cudaStreamSynchronize" in text
     assert "−12.0 GPU busy: gemm" in text
+
+
+def test_who_is_late_is_on_the_first_screen(late_rank: Analysis) -> None:
+    screen = rendered(late_rank, 110).splitlines()[:40]
+    text = " ".join(" ".join(screen).split())
+    assert "Rank 2 is late: the others wait" in text
+    assert "because of more GPU work (qkv_gemm)" in text
+    assert "not resolved" in text
+    (bar,) = [line for line in screen if "waits in collectives" in line]
+    assert "▒" in bar
+    assert "█" not in bar
+    for clock in late_rank.alignment.ranks[1:] if late_rank.alignment else ():
+        assert f"rank {clock.rank} " in text
+    assert " ± " in text
+
+
+def test_clocks_and_kinds_are_below(late_rank: Analysis) -> None:
+    text = rendered(late_rank, 120)
+    below = text.rpartition("─" * 20)[2]
+    assert "Clocks against rank 0, µs" in below
+    assert "Collectives by kind" in below
+    assert "cross_device_reduce_1stage" in below
+    assert "causality alone shows it" in below
+
+
+def test_unshifted_clocks_are_said_to_be(nobody_late: Analysis) -> None:
+    text = " ".join(rendered(nobody_late, 120).split())
+    assert "No rank in particular is late" in text or "No rank is late by more" in text
+    assert text.count(", not shifted") == 3
+
+
+def test_unpaired_collectives_are_told(eight_ranks: Analysis) -> None:
+    text = " ".join(rendered(eight_ranks, 120).split())
+    assert "Rank 5 is late" in text
+    assert "sampler.python" in text
+    assert "that no other rank has: rank 7 " in text
+    assert "rank 7 diverges for good" in text
+
+
+def test_one_rank_says_nothing_of_ranks(analysis: Analysis) -> None:
+    text = rendered(analysis, 120)
+    assert "collective" not in text.replace("collectives: needs the traces", "")
+    assert "Clocks" not in text

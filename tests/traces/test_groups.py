@@ -14,7 +14,6 @@ from synth import ranks, to_json
 if TYPE_CHECKING:
     from conftest import Kineto
 
-PUBLIC = "vllm-tp8-rank0-b200-eager.json.gz"
 SAID = {
     "Collective name": "allreduce",
     "In msg nelems": 25_136,

@@ -47,6 +47,14 @@ def test_digits_beyond_a_double() -> None:
     assert np.count_nonzero(trace.gpu.start % 1000) > 0.9 * len(trace.gpu)
 
 
+def test_a_collective_says_what_it_is() -> None:
+    (trace,) = read_kineto(PUBLIC / "vllm-tp8-rank0-b200-eager.json.gz")
+    (row,) = np.flatnonzero(trace.gpu.group >= 0)
+    assert trace.names[trace.gpu.name[row]].startswith("ncclDevKernel_AllGather_RING_LL")
+    assert (trace.names[trace.gpu.group[row]], trace.gpu.bytes[row]) == ("3", 25_136 * 2)
+    assert (len(trace.groups), trace.groups["3"]) == (15, tuple(range(8)))
+
+
 def test_eight_ranks(tmp_path: Path) -> None:
     with tarfile.open(PUBLIC / "dlrm-8ranks-v100.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")

@@ -164,6 +164,122 @@ def test_missing_ranks(tmp_path: Path) -> None:
     assert _issues(open_capture(files[2]).traces) == {"rank_missing": "info"}
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        "1795957504.2393806-TP-{}.trace.json.gz",
+        "1795957504.2393806-TP-{0}-EP-{0}-DECODE.trace.json.gz",
+        "h200-tp4-rank9-1795957504.2393806-TP-{}.trace.json.gz",  # a prefix of the user's
+        "dp0_pp0_tp{0}_dcp0_ep{0}_rank{0}.1767189312.pt.trace.json.gz",
+        "dp0_pp0_tp{}_dcp0_ep0.trace.json",
+        "rank{}.json",
+        "vllm-rank-{}.1767189312.pt.trace.json.gz",
+        "worker{}_step_12.1694128201554.pt.trace.json",
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_ranks_of_one_job(tmp_path: Path, form: str, named: bool) -> None:
+    """By what the trace says where it says so, else by the file's name; gaps are named in any case."""
+    for place, rank in enumerate((0, 1, 3)):
+        told = 3 - rank if named else None  # not what the name says
+        _write(tmp_path / form.format(rank), told, 4, ops=place + 1)
+    traces = open_capture(tmp_path).traces
+    found = [(t.rank, len(t.gpu)) for t in traces]
+    assert found == ([(0, 3), (2, 2), (3, 1)] if named else [(0, 1), (1, 2), (3, 3)])
+    details = {issue.code: issue.detail for trace in traces for issue in trace.issues}
+    assert details.pop("rank_missing") == f"no trace of rank {1 if named else 2} of 4"
+    if not named:
+        assert details.pop("rank_guessed") == "the trace does not name its rank: 3, from the file's name"
+    assert {*details} <= {"no_base_time"}
+
+
+@pytest.mark.parametrize(
+    ("form", "others", "by"),
+    [
+        ("1795957504.2393806-TP-{1}-DP-{0}-PP-0-EP-{1}.trace.json.gz", "DP1", "TP"),
+        ("1795957504.2393806-TP-{1}-PP-{0}.trace.json.gz", "PP1", "TP"),
+        ("dp{0}_pp0_tp{1}_dcp0_ep{1}_rank{1}.1767189312.pt.trace.json.gz", "DP1", "rank"),
+        ("dp{0}_pp{0}_tp{1}.trace.json", "DP1 PP1", "tp"),
+    ],
+)
+def test_names_that_tell_one_dimension_of_several(tmp_path: Path, form: str, others: str, by: str) -> None:
+    files = [_write(tmp_path / form.format(n // 2, n % 2), None, ops=n + 1) for n in range(4)]
+    traces = open_capture(files).traces
+    assert [(t.rank, len(t.gpu)) for t in traces] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    details = [{issue.code: issue.detail for issue in trace.issues} for trace in traces]
+    assert details[1]["rank_guessed"].endswith("1, from the file's name")
+    assert details[3]["rank_guessed"].endswith(
+        f"1, from the file's name by {by} alone, though it is {others} too"
+    )
+    for n, rank in ((2, 0), (3, 1)):
+        assert details[n]["rank_clash"].endswith(
+            f": rank {rank} is also in {files[rank].name}; shown as rank {n}"
+        )
+    assert "rank_clash" not in details[0] | details[1]
+    # one alone says as much
+    (alone,) = open_capture(files[3]).traces
+    assert (alone.rank, "though it is" in alone.issues[0].detail) == (1, True)
+
+
+def test_a_stage_is_no_part_of_a_rank_that_counts_over_stages(tmp_path: Path) -> None:
+    file = _write(tmp_path / "dp0_pp1_tp1_dcp0_ep1_rank3.1767189312.pt.trace.json", None)
+    (trace,) = open_capture(file).traces
+    assert trace.rank == 3
+    (guess,) = [issue for issue in trace.issues if issue.code == "rank_guessed"]
+    assert guess.detail.endswith(": 3, from the file's name")
+
+
+def test_a_rank_that_the_trace_names_is_kept_before_one_of_a_name(tmp_path: Path) -> None:
+    files = [_write(tmp_path / "a-TP-1.trace.json", None), _write(tmp_path / "b-TP-0.trace.json", 1, 2)]
+    first, second = open_capture(files).traces
+    assert [(t.rank, Path(t.path).name) for t in (first, second)] == [
+        (0, "a-TP-1.trace.json"),
+        (1, "b-TP-0.trace.json"),
+    ]
+    assert _issues((first,))["rank_clash"] == "warning"
+    assert "rank_clash" not in _issues((second,))
+
+
+def _merged(path: Path, *labels: str) -> Path:
+    """A file of several ranks as SGLang writes it; rank n has n + 1 kernels."""
+    rows = []
+    for n, label in enumerate(labels):
+        rows += json.loads(_write(path, None, ops=n + 1).read_text())["traceEvents"][-2 * n - 2 :]
+        for row in rows[-2 * n - 2 :]:
+            row["pid"] = f"[{label}] {row['pid']}"
+    info = {"rank": 0, "world_size": len(labels)}
+    path.write_text(json.dumps({"distributedInfo": info, "baseTimeNanoseconds": 10**18, "traceEvents": rows}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("labels", "ranks", "said"),
+    [
+        (("TP00", "TP01", "TP02", "TP03"), [0, 1, 2, 3], ""),
+        (("TP03", "TP02", "TP01", "TP00"), [3, 2, 1, 0], ""),
+        (("TP00-EP00", "TP01-EP00", "TP02-EP01", "TP03-EP01"), [0, 1, 2, 3], ""),
+        (
+            ("TP00-DP00", "TP01-DP00", "TP02-DP01", "TP03-DP01"),
+            [0, 1, 2, 3],
+            "numbered by TP, though not all",
+        ),
+        (("TP00-PP00", "TP00-PP01", "TP01-PP00", "TP01-PP01"), [0, 2, 1, 3], "were numbered in this order"),
+    ],
+)
+def test_ranks_of_a_merged_file(tmp_path: Path, labels: tuple[str, ...], ranks: list[int], said: str) -> None:
+    traces = open_capture(_merged(tmp_path / "merged-1.trace.json", *labels)).traces
+    found = {len(trace.gpu) - 1: trace.rank for trace in traces}
+    assert [found[n] for n in range(4)] == ranks
+    details = [issue.detail for issue in traces[0].issues if issue.code == "rank_guessed"]
+    assert (len(details), all(said in detail for detail in details)) == (bool(said), True)
+
+
+def test_a_gap_in_a_merged_file(tmp_path: Path) -> None:
+    traces = open_capture(_merged(tmp_path / "merged-1.trace.json", "TP00", "TP01", "TP03")).traces
+    assert [trace.rank for trace in traces] == [0, 1, 3]
+    assert "no trace of rank 2 of 4" in {issue.detail for issue in traces[0].issues}
+
+
 def test_rank_of_the_manifest(tmp_path: Path) -> None:
     for name, rank in (("a", None), ("b", 0)):
         _write(tmp_path / f"{name}.json", rank)
