@@ -103,3 +103,21 @@ def test_sites_lose_what_changes_from_step_to_step() -> None:
     trace = synth.to_trace(replace(synth.Scenario((synth.Program(spans),)), sync_records=True))
     sites = RankView.of(trace, load_classes()).waits.sites
     assert [site.span for site in sites] == ["ProfilerStep#N > read"]
+
+
+def test_two_waits_in_one_span_are_two_sites() -> None:
+    """What the one waits for says nothing of what the other does, though they share span and API."""
+    reads = (synth.Copy("DtoH", 16, "Pinned", stream=17), synth.StreamSync(stream=17))
+    legs = [
+        synth.Span(
+            name, (synth.Python(3_000), synth.GraphLaunch((synth.Node(60_000, 0),) * 3, call_dur=9_000))
+        )
+        for name in ("draft", "step[VERIFY bs=1]")
+    ]
+    body = (synth.StreamSync(), legs[0], *reads, legs[1])
+    steps = tuple(synth.Span("scheduler.run_batch", body) for _ in range(8))
+    trace = synth.to_trace(synth.Scenario((synth.Program(steps),)))
+    syncs = {sync.seam: sync for sync in analyze(Capture("two", None, None, (trace,))).ranks[0].main.syncs}
+    assert set(syncs) == {"draft", "verify"}
+    assert syncs["draft"].behind_us == 0
+    assert syncs["draft"].verdict in ("pinning", "harmful")
