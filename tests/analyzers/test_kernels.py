@@ -32,7 +32,7 @@ from latencylab.model.integrity import InputError
         ("void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>", "norm"),
         (
             "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps>",
-            "other",
+            "sampling",
         ),
         ("_verify_commit_outputs_kernel", "sampling"),
         ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<4u>>", "copy"),
