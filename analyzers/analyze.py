@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 
 from latencylab.analyzers.idle import HOST, UNKNOWN
 from latencylab.analyzers.integrity import find_issues
-from latencylab.analyzers.kernels import load_classes
+from latencylab.analyzers.kernels import ClassTable, load_classes
 from latencylab.analyzers.launches import join_launches
 from latencylab.analyzers.rank_timeline import build_rank_timeline
-from latencylab.analyzers.ranks import join_ranks, rank_issues, summarise_alignment, summarise_collectives
+from latencylab.analyzers.ranks import (
+    RankSet,
+    join_ranks,
+    rank_issues,
+    summarise_alignment,
+    summarise_collectives,
+)
 from latencylab.analyzers.registry import run_all
 from latencylab.analyzers.run_ahead import least_run_ahead
 from latencylab.analyzers.slow import explain_steps
 from latencylab.analyzers.steps import find_steps
 from latencylab.analyzers.timeline import build_timelines
-from latencylab.analyzers.verdict import judge, rank_fixes
+from latencylab.analyzers.verdict import front_rank, judge, rank_fixes
 from latencylab.analyzers.view import GPU_CAUSES, KindView, RankView, step_parts, step_sums
 from latencylab.model.capture import Capture
 from latencylab.model.findings import (
@@ -38,79 +44,123 @@ from latencylab.model.trace import I64, Trace
 from latencylab.stats import two_modes
 
 
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """A capture with the passes that all analyses build on: a view of each rank, and the ranks joined."""
+
+    capture: Capture
+    views: tuple[RankView, ...]
+    joined: RankSet | None
+
+    def places(self, ranks: Collection[int] | None) -> list[int]:
+        """The places of these ranks among the views, of all for None. Raises InputError for none."""
+        found = [i for i, view in enumerate(self.views) if ranks is None or view.trace.rank in ranks]
+        if not found:
+            there = ", ".join(str(view.trace.rank) for view in self.views)
+            raise InputError(f"{self.capture.path}: none of the ranks asked for; it has {there}")
+        return found
+
+    def steps(self, place: int, chosen: tuple[int, int] | None, kind: str | None) -> I64:
+        """The found steps [first, last) of this kind, as rows of the rank's step table.
+
+        Raises InputError where any were asked for and there are none.
+        """
+        view = self.views[place]
+        rows = chosen_steps(view, chosen, kind)
+        if not len(rows) and (chosen is not None or kind is not None):
+            there = ", ".join(f"{n} {name}" for name, n in Counter(view.steps.kind).items()) or "none"
+            raise InputError(f"{self.capture.path}: rank {view.trace.rank} has no such steps; found: {there}")
+        return rows
+
+
+def chosen_steps(view: RankView, chosen: tuple[int, int] | None, kind: str | None) -> I64:
+    """The found steps [first, last) of this kind, as rows of the step table."""
+    first, last = chosen or (0, len(view.steps))
+    rows = np.arange(len(view.steps))[first:last]
+    return rows[[kind in (None, view.steps.kind[row]) for row in rows.tolist()]]
+
+
+def examine(
+    capture: Capture, *, classes: ClassTable | None = None, step_span: re.Pattern[str] | None = None
+) -> Examined:
+    """Run the passes that all analyses build on over every rank of a capture.
+
+    `classes` are the kernel classes, the bundled ones for None; spans that match `step_span` mark the steps.
+    """
+    table = classes or load_classes()
+    views = tuple(RankView.of(trace, table, step_span) for trace in capture.traces)
+    return Examined(capture, views, join_ranks(views))
+
+
 def analyze(
     capture: Capture,
     *,
     ranks: Collection[int] | None = None,
     steps: tuple[int, int] | None = None,
     kind: str | None = None,
-    classes: Path | None = None,
+    classes: ClassTable | None = None,
+    step_span: re.Pattern[str] | None = None,
+    timelines: bool = True,
 ) -> Analysis:
     """Analyse a capture, or of it only these ranks, these found steps [first, last), or this kind of step.
 
-    Raises InputError where the capture has none of them, or where `classes`, a table of kernel classes to
-    ask before the bundled one, cannot be used.
+    Clocks are aligned and waits measured over all ranks, whichever are asked for. `classes` and `step_span`
+    are as in `examine`; `timelines` lays steps out to be drawn. Raises InputError where the capture has
+    none of what is asked for.
     """
-    return analyze_views(capture, view_ranks(capture, ranks=ranks, classes=classes), steps=steps, kind=kind)
+    examined = examine(capture, classes=classes, step_span=step_span)
+    return analyze_examined(examined, ranks=ranks, steps=steps, kind=kind, timelines=timelines)
 
 
-def view_ranks(
-    capture: Capture, *, ranks: Collection[int] | None = None, classes: Path | None = None
-) -> tuple[RankView, ...]:
-    """The passes that all analyses build on, of all or only these ranks. Raises InputError as `analyze`."""
-    traces = [trace for trace in capture.traces if ranks is None or trace.rank in ranks]
-    if not traces:
-        there = ", ".join(str(trace.rank) for trace in capture.traces)
-        raise InputError(f"{capture.path}: none of the ranks asked for; it has {there}")
-    table = load_classes(classes)
-    return tuple(RankView.of(trace, table) for trace in traces)
-
-
-def analyze_views(
-    capture: Capture,
-    views: tuple[RankView, ...],
+def analyze_examined(
+    examined: Examined,
     *,
+    ranks: Collection[int] | None = None,
     steps: tuple[int, int] | None = None,
     kind: str | None = None,
+    timelines: bool = True,
 ) -> Analysis:
     """What `analyze` gives, from passes already made. Raises InputError as it does."""
-    joined = join_ranks(views)
-    chosen = [_choose(view, steps, kind, capture.path) for view in views]
-    waits = joined.wait_alone if joined else (None,) * len(views)
+    capture, views, joined = examined.capture, examined.views, examined.joined
+    places = examined.places(ranks)
+    for place in places:
+        examined.steps(place, steps, kind)
+    kinds = [_by_kind(view, chosen_steps(view, steps, kind)) for view in views]
     findings = tuple(
-        _rank_findings(view, kinds, wait) for view, kinds, wait in zip(views, chosen, waits, strict=True)
+        _rank_findings(views[i], kinds[i], joined.wait_alone[i] if joined else None, timelines)
+        for i in places
     )
-    integrity = Integrity.of(
-        _merged(
-            [
-                *(issue for view in views for issue in view.trace.issues),
-                *(issue for view in views for issue in find_issues(view.trace, view.launches)),
-                *rank_issues(views, joined),
-            ]
-        )
-    )
-    collectives = summarise_collectives(joined, tuple(kinds[0] for kinds in chosen)) if joined else None
-    verdict = judge(findings, integrity, collectives)
+    issues = [
+        *(issue for view in views for issue in view.trace.issues),
+        *(issue for i in places for issue in find_issues(views[i].trace, views[i].launches)),
+        *rank_issues(views, joined),
+    ]
+    integrity = Integrity.of(_merged(issues))
+    collectives = summarise_collectives(joined, kinds) if joined else None
+    front = front_rank(findings)
     return Analysis(
         capture_path=capture.path,
         manifest=capture.manifest,
         version=version("latencylab"),
-        verdict=verdict,
-        fixes=rank_fixes(max(findings, key=lambda f: f.main.step_us.idle_host if f.main.step_us else 0.0)),
+        verdict=judge(findings, front, integrity, collectives),
+        fixes=rank_fixes(findings[front]),
         integrity=integrity,
         ranks=findings,
+        front=front,
         alignment=summarise_alignment(joined) if joined else None,
         collectives=collectives,
-        rank_timeline=build_rank_timeline(joined, chosen[0][0]) if joined else None,
+        rank_timeline=build_rank_timeline(joined, kinds[0][0]) if joined and timelines else None,
     )
 
 
-def host_window(trace: Trace, first: int, last: int) -> tuple[int, int]:
+def host_window(
+    trace: Trace, first: int, last: int, step_span: re.Pattern[str] | None = None
+) -> tuple[int, int]:
     """The host interval [start, end) ns that launches the found steps `first` to `last` - 1.
 
     Raises InputError where the trace has no such steps.
     """
-    steps = find_steps(trace, join_launches(trace))
+    steps = find_steps(trace, join_launches(trace), step_span)
     if not 0 <= first < last <= len(steps):
         raise InputError(f"{trace.path or 'trace'}: no steps {first}:{last}; found {len(steps)} of them")
     return int(steps.host_start[first]), int(steps.host_end[last - 1])
@@ -126,25 +176,18 @@ def _merged(issues: Iterable[Issue]) -> list[Issue]:
     return list(merged.values())
 
 
-def _choose(view: RankView, chosen: tuple[int, int] | None, kind: str | None, path: str) -> list[KindView]:
-    """The steps to look at by kind, the kind that fills most of the time first; one without steps if none."""
-    found = np.arange(len(view.steps))
-    if chosen is not None:
-        found = found[chosen[0] : chosen[1]]
-    kinds = [view.steps.kind[row] for row in found]
-    if (chosen is not None and not len(found)) or (kind is not None and kind not in kinds):
-        there = ", ".join(f"{n} {name}" for name, n in Counter(view.steps.kind).items()) or "none"
-        raise InputError(f"{path}: rank {view.trace.rank} has no such steps; found: {there}")
-    if kind is not None:
-        found = found[[its == kind for its in kinds]]
+def _by_kind(view: RankView, found: I64) -> list[KindView]:
+    """These steps by kind, the one that fills most of the time first; one without steps for none."""
     time = Counter[str]()
-    for row in found:
+    for row in found.tolist():
         time[view.steps.kind[row]] += int(view.steps.end[row] - view.steps.start[row])
     by_kind = [_kind_view(view, name, found) for name, _ in time.most_common()]
     return by_kind or [KindView(view, None, found, found)]
 
 
-def _rank_findings(view: RankView, by_kind: list[KindView], wait_alone: I64 | None) -> RankFindings:
+def _rank_findings(
+    view: RankView, by_kind: list[KindView], wait_alone: I64 | None, timelines: bool
+) -> RankFindings:
     sums = step_sums(view)
     if wait_alone is not None:
         sums["collective_wait"] = wait_alone
@@ -173,7 +216,7 @@ def _rank_findings(view: RankView, by_kind: list[KindView], wait_alone: I64 | No
             )
             for row in np.sort(np.concatenate([one.rows for one in by_kind])).tolist()
         ),
-        timelines=tuple(timeline for one in by_kind for timeline in build_timelines(one)),
+        timelines=tuple(its for one in by_kind for its in build_timelines(one)) if timelines else (),
     )
 
 

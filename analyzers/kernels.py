@@ -7,7 +7,6 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 
@@ -29,19 +28,18 @@ class ClassTable:
 
 
 @cache
-def load_classes(extension: Path | None = None) -> ClassTable:
-    """The bundled table, after the rules of `extension`, a TOML file of the same form.
-
-    Raises InputError where that file is missing, no TOML, or not of that form.
-    """
+def load_classes() -> ClassTable:
+    """The bundled table."""
     bundled = files("latencylab.analyzers").joinpath("kernel_classes.toml").read_text("utf-8")
-    rules = _rules(bundled, "kernel_classes.toml")
-    if extension is not None:
-        try:
-            rules = _rules(extension.read_text("utf-8"), str(extension)) + rules
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{extension}: cannot read the kernel classes: {error}") from error
-    return ClassTable(rules)
+    return ClassTable(_rules(bundled, "kernel_classes.toml"))
+
+
+def extend_classes(text: str, where: str) -> ClassTable:
+    """The rules of a TOML text of the same form as the bundled table, and after them the bundled ones.
+
+    Raises InputError, naming `where` the text is from, where it is no TOML or not of that form.
+    """
+    return ClassTable(_rules(text, where) + load_classes().rules)
 
 
 def _rules(text: str, where: str) -> tuple[tuple[str, re.Pattern[str]], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,20 +133,17 @@ def _note(clock: Clock, is_reference: bool, alike: bool) -> str:
     return "" if clock.shifted else "no offset beyond the residual: not shifted"
 
 
-def summarise_collectives(joined: RankSet, kinds: tuple[KindView, ...]) -> Collectives:
+def summarise_collectives(joined: RankSet, kinds: Sequence[Sequence[KindView]]) -> Collectives:
     """The waits and transfers per step of the main kind of step, and who was late in each kind, and why.
 
-    `kinds` is each rank's main kind of step.
+    `kinds` is each rank's kinds of step, the main one first. Blocking collectives count, those of the
+    profiler's start apart.
     """
     skew, pairing = joined.skew, joined.pairing
-    used = np.stack(
-        [
-            skew.there[:, r] & kind.counts(_steps(joined, r)) & ~skew.trimmed & pairing.blocking
-            for r, kind in enumerate(kinds)
-        ],
-        axis=1,
-    )
-    units = np.array([kind.units for kind in kinds], np.float64)
+    main = [its[0] for its in kinds]
+    used = _used(joined, main)
+    counted = used.any(axis=1)
+    units = np.array([kind.units for kind in main], np.float64)
     per_rank = np.maximum(used.any(axis=0).sum(), 1)
 
     def per_step_us(ns: I64, rows: Bool) -> float:
@@ -159,10 +156,10 @@ def summarise_collectives(joined: RankSet, kinds: tuple[KindView, ...]) -> Colle
         unpaired_by_rank={
             view.trace.rank: count for view, count in zip(joined.views, pairing.unpaired, strict=True)
         },
-        resolved=int(skew.resolved.sum()),
-        unresolved=int((~skew.resolved).sum()),
+        resolved=int((skew.resolved & counted).sum()),
+        unresolved=int((~skew.resolved & counted).sum()),
         step_us=CollectiveTotals(per_step_us(skew.wait, everything), per_step_us(skew.transfer, everything)),
-        late=_late(joined, kinds, used),
+        late=_late_by_kind(joined, kinds),
         kinds=tuple(
             CollectiveKind(
                 name=pairing.tokens[token],
@@ -172,10 +169,23 @@ def summarise_collectives(joined: RankSet, kinds: tuple[KindView, ...]) -> Colle
                 skew_us=float(np.median(skew.spread[rows])) / 1000,
                 resolved=int(skew.resolved[rows].sum()),
             )
-            for token in np.unique(pairing.token).tolist()
-            for rows in [pairing.token == token]
+            for token in np.unique(pairing.token[counted]).tolist()
+            for rows in [counted & (pairing.token == token)]
         ),
         notes=tuple(_notes(joined)),
+    )
+
+
+def _used(joined: RankSet, kinds: Sequence[KindView | None]) -> Bool:
+    """Per paired collective and rank whether it counts, given the kind of step to look at on each rank."""
+    usable = ~joined.skew.trimmed & joined.pairing.blocking
+    none = np.zeros(len(joined.pairing), bool)
+    return np.stack(
+        [
+            joined.skew.there[:, r] & usable & kind.counts(_steps(joined, r)) if kind else none
+            for r, kind in enumerate(kinds)
+        ],
+        axis=1,
     )
 
 
@@ -185,39 +195,44 @@ def _steps(joined: RankSet, r: int) -> I64:
     return np.where(row >= 0, joined.ranks[r].step[np.maximum(row, 0)], -1)
 
 
-def _late(joined: RankSet, kinds: tuple[KindView, ...], used: Bool) -> tuple[Late, ...]:
-    """Each rank that was last in a resolved collective, by the wait that it caused, most first."""
+def _late_by_kind(joined: RankSet, kinds: Sequence[Sequence[KindView]]) -> tuple[Late, ...]:
+    """Who was late in each kind of step; the main kind of the first rank first."""
+    names = dict.fromkeys(kind.kind for its in kinds for kind in its)
+    late: list[Late] = []
+    for name in names:
+        of_rank = [next((kind for kind in its if kind.kind == name), None) for its in kinds]
+        late += _late(joined, of_rank)
+    return tuple(late)
+
+
+def _late(joined: RankSet, kinds: Sequence[KindView | None]) -> list[Late]:
+    """Each rank that was last in a resolved collective of a kind of step, by the wait that it caused."""
     skew, causes = joined.skew, joined.causes
-    judged = np.flatnonzero(skew.resolved & used.any(axis=1))
+    judged = np.flatnonzero(skew.resolved & _used(joined, kinds).any(axis=1))
     others = np.maximum(skew.there.sum(axis=1) - 1, 1)
     caused = skew.wait.sum(axis=1) / others
-    by_cause: dict[int, Counter[str]] = defaultdict(Counter)
-    counts = np.isin(causes.instance, judged)
-    for instance, cause, ns in zip(
-        causes.instance[counts].tolist(),
-        causes.cause[counts].tolist(),
-        causes.ns[counts].tolist(),
-        strict=True,
-    ):
-        by_cause[int(skew.last[instance])][causes.names[cause]] += ns
     total = float(caused[judged].sum())
     late = []
     for r, (view, kind) in enumerate(zip(joined.views, kinds, strict=True)):
         rows = judged[skew.last[judged] == r]
-        if len(rows):
-            wait = float(caused[rows].sum())
-            found = sorted(by_cause[r].items(), key=lambda item: -abs(item[1]))
-            late.append(
-                Late(
-                    rank=view.trace.rank,
-                    kind=kind.kind or "window",
-                    wait_us=kind.mean_us(wait),
-                    share=wait / total if total else 0.0,
-                    count=len(rows),
-                    causes={name: kind.mean_us(ns) for name, ns in found},
-                )
+        if not len(rows) or kind is None:
+            continue
+        entries = np.isin(causes.instance, rows)
+        which, row = np.unique(causes.cause[entries], return_inverse=True)
+        ns = np.bincount(row, causes.ns[entries], len(which))
+        found = sorted(zip(which.tolist(), ns.tolist(), strict=True), key=lambda item: -abs(item[1]))
+        wait = float(caused[rows].sum())
+        late.append(
+            Late(
+                rank=view.trace.rank,
+                kind=kind.kind or "window",
+                wait_us=kind.mean_us(wait),
+                share=wait / total if total else 0.0,
+                count=len(rows),
+                causes={causes.names[cause]: kind.mean_us(its) for cause, its in found},
             )
-    return tuple(sorted(late, key=lambda its: -its.wait_us))
+        )
+    return sorted(late, key=lambda its: -its.wait_us)
 
 
 def _notes(joined: RankSet) -> list[str]:

@@ -52,13 +52,14 @@ class StepTable:
         return _holder(self.start, self.end, time)
 
 
-def find_steps(trace: Trace, launches: Launches) -> StepTable:
+def find_steps(trace: Trace, launches: Launches, step_span: re.Pattern[str] | None = None) -> StepTable:
     """Find the steps by the first of these that yields one with GPU work:
 
+    the spans in whose name `step_span` is found, and nothing else where it is given;
     `scheduler.run_batch`; the span that opens the cycle of `draft`, `step[…]` and `draft_extend`;
     `ProfilerStep#`; vLLM's `execute_…`; the repeating pattern of graph launches.
     """
-    for source, starts, thread in _candidates(trace, launches):
+    for source, starts, thread in _candidates(trace, launches, step_span):
         table = _on_gpu(trace, launches, starts, thread, source)
         if len(table):
             return table
@@ -66,8 +67,14 @@ def find_steps(trace: Trace, launches: Launches) -> StepTable:
     return StepTable(none, none, none, none, (), -1, "none")
 
 
-def _candidates(trace: Trace, launches: Launches) -> Iterator[tuple[str, I64, int]]:
+def _candidates(
+    trace: Trace, launches: Launches, step_span: re.Pattern[str] | None
+) -> Iterator[tuple[str, I64, int]]:
     spans = trace.spans
+    if step_span is not None:
+        chosen = trace.matching(step_span)[spans.name]
+        yield step_span.pattern, *_starts(spans, chosen & outermost(spans, chosen))
+        return
     yield "scheduler.run_batch", *_starts(spans, trace.matching(RUN_BATCH)[spans.name])
     drafts = trace.matching(DRAFTS)[spans.name]
     legs = trace.matching(LEG_SPAN)[spans.name]

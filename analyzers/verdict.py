@@ -30,11 +30,24 @@ GPU_FIX = {
 }
 
 
+def front_rank(ranks: Sequence[RankFindings]) -> int:
+    """The place of the rank that speaks for all.
+
+    One whose host blocks where it must not; of these, or else of all, the one whose GPU idles longest for it.
+    """
+
+    def weight(place: int) -> tuple[bool, float]:
+        findings = ranks[place].main
+        return _worst(findings) is not None, _parts(findings, ranks[place])[2]
+
+    return max(range(len(ranks)), key=lambda place: (*weight(place), -place))
+
+
 def judge(
-    ranks: Sequence[RankFindings], integrity: Integrity, collectives: Collectives | None = None
+    ranks: Sequence[RankFindings], front: int, integrity: Integrity, collectives: Collectives | None = None
 ) -> Verdict:
-    """The verdict on the rank whose steps spend most of their time idle for the host, and on who is late."""
-    rank = max(ranks, key=lambda r: _host_share(r.main))
+    """The verdict on the rank in front, and on who keeps the others waiting."""
+    rank = ranks[front]
     main = rank.main
     reasons = tuple(_doubts(main, integrity))
     where = f"Rank {rank.rank}: " if len(ranks) > 1 else ""
@@ -171,7 +184,7 @@ def rank_fixes(rank: RankFindings) -> tuple[Fix, ...]:
     main = rank.main
     wall = _parts(main, rank)[0]
     sites = [
-        Fix(f"remove the wait: {sync.site} ({sync.verdict})", sync.idle_us, bound="lower")
+        Fix(f"remove the wait: {sync.site} ({sync.verdict})", sync.idle_us, bound="lower", site=sync.site)
         for sync in main.syncs
         if sync.verdict in ("harmful", "pinning")
     ]
@@ -182,7 +195,11 @@ def rank_fixes(rank: RankFindings) -> tuple[Fix, ...]:
         if name not in owners and name != "profiler"
     ]
     others += [
-        Fix(f"reach {sync.site} later, or with more work queued ({sync.verdict})", sync.idle_us)
+        Fix(
+            f"reach {sync.site} later, or with more work queued ({sync.verdict})",
+            sync.idle_us,
+            site=sync.site,
+        )
         for sync in main.syncs
         if sync.verdict in ("hidden", "unclear")
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -57,9 +58,10 @@ class RankView:
     classes: tuple[str, ...]
 
     @classmethod
-    def of(cls, trace: Trace, table: ClassTable) -> RankView:
+    def of(cls, trace: Trace, table: ClassTable, step_span: re.Pattern[str] | None = None) -> RankView:
+        """Run the passes; `table` holds the kernel classes, and spans that match `step_span` mark steps."""
         launches = join_launches(trace)
-        steps = find_steps(trace, launches)
+        steps = find_steps(trace, launches, step_span)
         legs = find_legs(trace, launches, steps)
         waits = resolve_waits(trace, launches, find_blocking(trace, launches), steps, legs)
         pieces = attribute(trace, launches, split_idle(trace, launches), waits, steps)

@@ -10,8 +10,9 @@ run.gaps.groupby("cause").us.sum()    # the events, as frames
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from latencylab.analyzers import analyze_views, view_ranks
+from latencylab.analyzers import analyze_examined, examine
 from latencylab.analyzers.idle import DISPATCH, HOST, IN_GRAPH, LATENCY, UNKNOWN
+from latencylab.analyzers.kernels import extend_classes
 from latencylab.analyzers.shares import doing_name
 from latencylab.analyzers.view import RankView
 from latencylab.model.capture import Capture
 from latencylab.model.findings import Analysis
 from latencylab.model.trace import I64
-from latencylab.traces import open_capture, sample_path
+from latencylab.traces import open_capture, read_text, sample_path
 
 CAUSES = {
     HOST: "host",
@@ -35,6 +37,24 @@ CAUSES = {
     LATENCY: "launch_latency",
     UNKNOWN: "unknown",
 }
+STEP_COLUMNS = [
+    "rank",
+    "device",
+    "step",
+    "kind",
+    "start_ns",
+    "end_ns",
+    "left_out",
+    "wall_us",
+    "busy_us",
+    "collective_wait_us",
+    "idle_us",
+    "idle_host_us",
+    "idle_host_in_launch_us",
+    "idle_gpu_us",
+    "idle_unknown_us",
+    "run_ahead_us",
+]
 KINDS = ("kernel", "memcpy", "memset")
 SAMPLE = "sample:"
 
@@ -44,22 +64,28 @@ def open_analysed(
     ranks: Collection[int] | None = None,
     steps: tuple[int, int] | None = None,
     kind: str | None = None,
-    classes: Path | None = None,
+    classes: str | Path | None = None,
+    step_span: str | None = None,
     **reading: Any,
 ) -> Opened:
     """Open a capture folder, trace files, a glob or `sample:NAME`, and analyse it.
 
-    `ranks`, `steps` (half-open, of those found), `kind` and `classes` narrow the analysis as the command
-    line's options do; `reading` goes to `traces.open_capture` (`cache`, `jobs`, `max_bytes`). Raises
-    InputError with one line where anything is missing or unreadable.
+    `ranks`, `steps` (half-open, of those found), `kind`, `classes` (a TOML file) and `step_span` (a regular
+    expression) narrow the analysis as the command line's options do; `reading` goes to
+    `traces.open_capture` (`cache`, `jobs`, `max_bytes`). Raises InputError with one line where anything is
+    missing or unreadable.
     """
     places = [
         sample_path(str(path).removeprefix(SAMPLE)) if str(path).startswith(SAMPLE) else path
         for path in paths
     ]
     capture = open_capture(places, **reading)
-    views = view_ranks(capture, ranks=ranks, classes=classes)
-    return Opened(capture, views, analyze_views(capture, views, steps=steps, kind=kind))
+    if len(paths) == 1 and str(paths[0]).startswith(SAMPLE):
+        capture = replace(capture, path=str(paths[0]))
+    table = None if classes is None else extend_classes(read_text(classes), str(classes))
+    examined = examine(capture, classes=table, step_span=re.compile(step_span) if step_span else None)
+    analysis = analyze_examined(examined, ranks=ranks, steps=steps, kind=kind)
+    return Opened(capture, tuple(examined.views[i] for i in examined.places(ranks)), analysis)
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,28 +135,28 @@ class Opened:
     def steps(self) -> pd.DataFrame:
         """Steps: index, kind, left_out, wall, busy, idle and its parts in µs, run_ahead_us."""
         rows = [
-            {
-                "rank": rank.rank,
-                "device": rank.device,
-                "step": step.index,
-                "kind": step.kind,
-                "start_ns": step.start_ns,
-                "end_ns": step.end_ns,
-                "left_out": step.left_out,
-                "wall_us": step.parts.wall,
-                "busy_us": step.parts.busy,
-                "collective_wait_us": step.parts.collective_wait,
-                "idle_us": step.parts.idle,
-                "idle_host_us": step.parts.idle_host,
-                "idle_host_in_launch_us": step.parts.idle_host_in_launch,
-                "idle_gpu_us": step.parts.idle_gpu,
-                "idle_unknown_us": step.parts.idle_unknown,
-                "run_ahead_us": step.run_ahead_us,
-            }
+            (
+                rank.rank,
+                rank.device,
+                step.index,
+                step.kind,
+                step.start_ns,
+                step.end_ns,
+                step.left_out,
+                step.parts.wall,
+                step.parts.busy,
+                step.parts.collective_wait,
+                step.parts.idle,
+                step.parts.idle_host,
+                step.parts.idle_host_in_launch,
+                step.parts.idle_gpu,
+                step.parts.idle_unknown,
+                step.run_ahead_us,
+            )
             for rank in self.analysis.ranks
             for step in rank.steps
         ]
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows, columns=STEP_COLUMNS)
 
     def _frame(self, columns: Callable[[RankView], dict[str, Any]]) -> pd.DataFrame:
         frames = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,10 @@ class Strings:
         """The row of a name as the page may show it."""
         return self.rows.setdefault(fmt.without_folders(fmt.clean(text)), len(self.rows))
 
-    def kernel(self, name: str) -> int:
+    def kernel(self, name: str, shorten: Callable[[str], str] = short_name) -> int:
+        """The row of a kernel's name, which has a short form too."""
         row = self.row(name)
-        short = fmt.without_folders(short_name(name))
+        short = fmt.without_folders(shorten(name))
         if short != name:
             self.short[row] = short
         return row

@@ -13,7 +13,7 @@ from latencylab.model.findings import Analysis, KindFindings, RankFindings, Step
 from latencylab.reports import figures, rank_data, summary, timelines
 from latencylab.reports import format as fmt
 from latencylab.reports import ranks as ranks_of
-from latencylab.reports.names import short_name
+from latencylab.reports.names import collective_name, short_name
 from latencylab.reports.provenance import capture_name, first_facts, manifest_rows
 
 # Of each kind of step; the CSV tables hold all of them.
@@ -153,6 +153,7 @@ def _environment() -> Environment:
         "per_step": fmt.per_step,
         "bytes": fmt.size,
         "short_name": short_name,
+        "collective_name": collective_name,
         "amount": fmt.amount,
         "css_percent": css_percent,
     }

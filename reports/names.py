@@ -15,6 +15,7 @@ _TELLING = re.compile(
 _WRAPPERS = re.compile(
     r"^(?:gpu_\w+|[AB]?(?:Unary|Binary)Functor|index_elementwise_kernel|\w*elementwise_kernel\w*|reduce_kernel)$"
 )
+_NAMESPACES = re.compile(r"^(?:\w+::)+")
 _MANGLED = re.compile(r"^_ZN?K?(?=\d)")
 _OPEN, _CLOSE = "<([{", ">)]}"
 
@@ -44,6 +45,11 @@ def short_name(kernel: str) -> str:
         if told:
             return f"{base}<{told}>"
     return base
+
+
+def collective_name(kind: str) -> str:
+    """A kind of collective without namespaces; its group and size stay."""
+    return _NAMESPACES.sub("", clean(kind))
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -3,8 +3,8 @@
 A process per rank: steps, legs, collective waits, GPU streams, idle, blocking calls, host threads, and
 counters of run-ahead; and for all ranks a counter of the skew of each collective.
 
-Host threads are plain tracks of the process, not Perfetto's threads, which the UI puts before all else: so the
-tracks stay in the order of the questions that one asks.
+Host threads are plain tracks of the process, not Perfetto's threads, which the UI puts before all else: so
+the tracks stay in the order of the questions that one asks.
 """
 
 from __future__ import annotations

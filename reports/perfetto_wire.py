@@ -101,7 +101,7 @@ class TraceWriter:
         return self.tracks
 
     def process(self, name: str, pid: int) -> int:
-        """A process, which holds tracks in the order of their `sibling_order_rank`; returns its track's uuid."""
+        """A process that holds tracks in order of their `sibling_order_rank`; returns its track's uuid."""
         process = self.proto.ProcessDescriptor(pid=pid, process_name=name, legacy_sort_index=pid)
         return self.descriptor(process=process, child_ordering=self.proto.TrackDescriptor.EXPLICIT)
 

@@ -12,7 +12,7 @@ from latencylab.reports import format as fmt
 from latencylab.reports import summary
 from latencylab.reports.boxes import Data, Strings, encode_boxes, gap_tones
 from latencylab.reports.figures import Figure, base_layout, plot_text
-from latencylab.reports.names import short_name
+from latencylab.reports.names import collective_name
 
 # How much a collective says: nothing beyond the clocks' precision; only if the clocks' fit is right; surely.
 UNRESOLVED, FITTED, SURE = range(3)
@@ -25,10 +25,11 @@ def encode_ranks(line: RankTimeline, strings: Strings) -> Data:
     """The lanes as columns of integers: ns from the start of the reference's step, names as strings' rows."""
     collectives = line.collectives
     kernels = {row for lane in line.lanes for row in np.unique(lane.work.name).tolist()}
-    kernels |= set(np.unique(collectives.kind).tolist())
+    kinds = np.unique(collectives.kind).tolist()
     causes = {row for row in np.unique(collectives.cause).tolist() if row >= 0}
     words = {row: strings.row(summary.difference(line.names[row])) for row in causes}
     rows = {row: strings.kernel(line.names[row]) for row in kernels}
+    kind_rows = {row: strings.kernel(line.names[row], collective_name) for row in kinds}
     classes = {row for lane in line.lanes for row in np.unique(lane.work.kernel_class).tolist()}
     rows |= {row: strings.row(line.names[row]) for row in classes}
     return {
@@ -40,7 +41,7 @@ def encode_ranks(line: RankTimeline, strings: Strings) -> Data:
         "shared": encode_boxes(
             collectives,
             line.start,
-            kind=_looked_up(collectives.kind, rows),
+            kind=_looked_up(collectives.kind, kind_rows),
             last=collectives.last.tolist(),
             spread=collectives.spread.tolist(),
             least=collectives.least.tolist(),
@@ -162,7 +163,7 @@ def _hover(line: RankTimeline, i: int, lane: RankLane) -> str:
     its = line.collectives
     last = line.lanes[its.last[i]].rank if its.last[i] >= 0 else None
     start = lane.arrivals.start[lane.arrivals.collective == i][0]
-    head = f"rank {lane.rank} at {plot_text(short_name(line.names[its.kind[i]]))}"
+    head = f"rank {lane.rank} at {plot_text(collective_name(line.names[its.kind[i]]))}"
     residual = fmt.us(lane.residual / 1000) if lane.residual >= 0 else "unknown"
     after = f"{fmt.us(int(start - its.start[i]) / 1000)} µs after the first, ± {residual}"
     if not its.resolved[i]:

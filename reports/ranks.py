@@ -83,6 +83,11 @@ def _part(name: str) -> str:
     return words
 
 
+def several(analysis: Analysis) -> bool:
+    """Whether there is more than one rank to speak of, though perhaps only one is looked at."""
+    return len(analysis.ranks) > 1 or (bool(analysis.ranks) and analysis.alignment is not None)
+
+
 def issues(analysis: Analysis) -> list[Issue]:
     """What was wrong with the set of ranks."""
     return [issue for issue in analysis.integrity.issues if issue.code in CODES]
@@ -101,8 +106,9 @@ def plus_minus(value: float | None, uncertainty: float) -> str:
 
 def per_step(analysis: Analysis, late: Late) -> float:
     """How many collectives a step a rank was late for."""
-    rank = next((r for r in analysis.ranks if r.rank == late.rank), None)
-    return late.count / _units(rank) if rank else float(late.count)
+    # A rank that is not looked at has as many steps as those that are, or nearly so.
+    rank = next((r for r in analysis.ranks if r.rank == late.rank), analysis.ranks[0])
+    return late.count / _units(rank)
 
 
 def _units(rank: RankFindings) -> int:

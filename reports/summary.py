@@ -72,8 +72,8 @@ class Bar:
 
 
 def focus(analysis: Analysis) -> RankFindings | None:
-    """The rank shown first: the one whose host left its GPU idle longest, since its peers wait for it."""
-    return max(analysis.ranks, key=lambda r: (amount(step_parts(r).idle_host), -r.rank), default=None)
+    """The rank shown first: the one that the verdict and the fixes speak of."""
+    return analysis.ranks[analysis.front] if analysis.ranks else None
 
 
 def step_parts(rank: RankFindings) -> WindowParts:
@@ -268,5 +268,5 @@ def difference(what: str) -> str:
 
 def site_of(fix: Fix, kind: KindFindings) -> int | None:
     """Which of the ordered blocking sites a fix is about."""
-    named = [i for i, sync in enumerate(ordered_syncs(kind)) if sync.site in fix.what]
+    named = [i for i, sync in enumerate(ordered_syncs(kind)) if sync.site == fix.site]
     return named[0] if named else None

@@ -9,7 +9,7 @@ from rich.text import Text
 from latencylab.model.findings import Alignment, Analysis, Collectives, Late
 from latencylab.reports import format as fmt
 from latencylab.reports import ranks
-from latencylab.reports.names import short_name
+from latencylab.reports.names import collective_name
 from latencylab.reports.text_parts import ROLE_STYLE, heading, indented, issue_row, numbers
 
 _TOP_LATE = 2
@@ -20,7 +20,7 @@ _MANY_CAUSES = 5
 
 def print_late(analysis: Analysis, console: Console) -> None:
     """Who is late, by how much and why, and how well the clocks are known; nothing for one rank."""
-    if len(analysis.ranks) < 2:
+    if not ranks.several(analysis):
         return
     found, alignment = analysis.collectives, analysis.alignment
     heading(ranks.answer(analysis), console)
@@ -40,7 +40,7 @@ def print_late(analysis: Analysis, console: Console) -> None:
 
 def print_ranks(analysis: Analysis, console: Console) -> None:
     """All ranks that were late, the clocks, the collectives by kind, and what is odd about them."""
-    if len(analysis.ranks) < 2:
+    if not ranks.several(analysis):
         return
     found, alignment = analysis.collectives, analysis.alignment
     if found is not None and found.late:
@@ -108,7 +108,7 @@ def _kinds(analysis: Analysis, found: Collectives, console: Console) -> None:
             fmt.us(ranks.precision(analysis) * fmt.amount(kind.count)),
             ranks.skew_text(analysis, kind),
             ranks.resolved_of(kind),
-            short_name(kind.name),
+            collective_name(kind.name),
         )
         table.add_row(*(Text(fmt.clean(cell), style="" if kind.resolved else "dim") for cell in cells))
     console.print(table)

@@ -12,7 +12,7 @@ from latencylab.traces.bundle import (
     write_clock,
     write_manifest,
 )
-from latencylab.traces.open import open_capture
+from latencylab.traces.open import open_capture, read_text
 from latencylab.traces.samples import SAMPLES, sample_path
 from latencylab.traces.trim import trim_capture, trim_file
 
@@ -23,6 +23,7 @@ __all__ = [
     "read_client",
     "read_clock",
     "read_manifest",
+    "read_text",
     "sample_path",
     "trim_capture",
     "trim_file",

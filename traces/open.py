@@ -52,6 +52,16 @@ def open_capture(
     return Capture(source.path, source.folder, source.manifest, traces)
 
 
+def read_text(path: str | Path) -> str:
+    """The text of a small UTF-8 file, such as a table of kernel classes. Raises InputError, one line."""
+    try:
+        return Path(path).read_text("utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not UTF-8 text: {error}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """The files to read, in order of rank or of name, and the ranks that a manifest gives them."""

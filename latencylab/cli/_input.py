@@ -16,6 +16,7 @@ import click
 from latencylab.model.integrity import InputError
 
 if TYPE_CHECKING:  # these import numpy
+    from latencylab.analyzers.analyze import Examined
     from latencylab.model.capture import Capture
     from latencylab.model.findings import Analysis
 
@@ -44,7 +45,7 @@ class Source:
         paths = [
             sample_path(path.removeprefix(SAMPLE)) if path.startswith(SAMPLE) else path for path in self.paths
         ]
-        with _reading(), _progress("reading") as progress:
+        with _reading(), show_progress("reading") as progress:
             capture = open_capture(
                 paths, max_bytes=self.max_bytes, cache=self.cache, jobs=self.jobs, progress=progress
             )
@@ -59,13 +60,31 @@ class Selection:
     steps: tuple[int, int] | None
     kind: str | None
     classes: Path | None
+    step_span: re.Pattern[str] | None
 
-    def analyze(self, capture: Capture) -> Analysis:
+    def examine(self, capture: Capture) -> Examined:
+        """Run the passes that all analyses build on, over all ranks."""
+        from latencylab.analyzers import examine
+        from latencylab.analyzers.kernels import extend_classes
+        from latencylab.traces import read_text
+
+        table = None
+        if self.classes is not None:
+            table = extend_classes(read_text(self.classes), str(self.classes))
+        return examine(capture, classes=table, step_span=self.step_span)
+
+    def analyze(self, capture: Capture, *, timelines: bool = False) -> Analysis:
         """Analyse this part of it; raises InputError where there is no such part."""
-        from latencylab.analyzers import analyze
+        from latencylab.analyzers import analyze_examined
 
-        with _reading(), _progress("analysing"):
-            return analyze(capture, ranks=self.ranks, steps=self.steps, kind=self.kind, classes=self.classes)
+        with _reading(), show_progress("analysing"):
+            return analyze_examined(
+                self.examine(capture),
+                ranks=self.ranks,
+                steps=self.steps,
+                kind=self.kind,
+                timelines=timelines,
+            )
 
 
 def takes_capture(function: Function) -> Function:
@@ -102,6 +121,25 @@ def takes_capture(function: Function) -> Function:
     return wrapper
 
 
+def _pattern(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> re.Pattern[str] | None:
+    if value is None:
+        return None
+    try:
+        return re.compile(value)
+    except re.error as error:
+        raise click.BadParameter(f"{value!r} is not a regular expression: {error}") from None
+
+
+step_span_option = click.option(
+    "--step-span",
+    metavar="REGEX",
+    callback=_pattern,
+    help="Spans that mark the steps, in place of those that are known.",
+)
+
+
 def takes_selection(function: Function) -> Function:
     """Give a command the options that narrow the analysis, as its parameter `selection`."""
 
@@ -124,8 +162,9 @@ def takes_selection(function: Function) -> Function:
         "--classes",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Kernel classes, in place of the built-in ones.",
+        help="Kernel classes to ask before the built-in ones.",
     )
+    @step_span_option
     @wraps(function)
     def wrapper(
         *,
@@ -133,9 +172,10 @@ def takes_selection(function: Function) -> Function:
         steps: tuple[int, int] | None,
         kind: str | None,
         classes: Path | None,
+        step_span: re.Pattern[str] | None,
         **others: object,
     ) -> None:
-        function(selection=Selection(ranks or None, steps, kind, classes), **others)
+        function(selection=Selection(ranks or None, steps, kind, classes, step_span), **others)
 
     return wrapper
 
@@ -176,7 +216,7 @@ def _reading() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(doing: str) -> Iterator[Progress | None]:
+def show_progress(doing: str) -> Iterator[Progress | None]:
     """A spinner that shows the newest line of progress, where stderr is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None

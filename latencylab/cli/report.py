@@ -47,7 +47,7 @@ def command(source: Source, selection: Selection, output: Path, tables: Path | N
     if tables is not None:
         check_folder(tables, force=force)
 
-    analysis = selection.analyze(source.open())
+    analysis = selection.analyze(source.open(), timelines=True)
 
     from latencylab.reports.html import render_html
 

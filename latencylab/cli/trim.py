@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import click
 
 from latencylab.cli._exit import debug_option
-from latencylab.cli._input import Source, step_range, takes_capture
+from latencylab.cli._input import Source, step_range, step_span_option, takes_capture
 from latencylab.cli._output import check_folder, force_option
 from latencylab.model.integrity import InputError
 
@@ -45,10 +46,16 @@ def _closed_range(context: click.Context, parameter: click.Parameter, value: str
     metavar="DIR",
     help="The capture folder to write.",
 )
+@step_span_option
 @force_option
 @debug_option
 def command(
-    source: Source, steps: tuple[int, int], ranks: tuple[int, ...], output: Path, force: bool
+    source: Source,
+    steps: tuple[int, int],
+    ranks: tuple[int, ...],
+    step_span: re.Pattern[str] | None,
+    output: Path,
+    force: bool,
 ) -> None:
     """Cut a capture down to some of its steps, as a smaller capture that can be shared.
 
@@ -64,5 +71,5 @@ def command(
     from latencylab.analyzers import host_window
     from latencylab.traces.trim import trim_capture
 
-    windows = {trace.rank: host_window(trace, *steps) for trace in kept}
+    windows = {trace.rank: host_window(trace, *steps, step_span) for trace in kept}
     trim_capture(capture, windows, output, about={"steps": list(steps)}, force=force)

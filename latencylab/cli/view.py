@@ -13,7 +13,7 @@ from urllib.parse import quote
 import click
 
 from latencylab.cli._exit import debug_option
-from latencylab.cli._input import Selection, Source, _progress, takes_capture, takes_selection
+from latencylab.cli._input import Selection, Source, show_progress, takes_capture, takes_selection
 from latencylab.cli._perfetto_ui import UiServer, find_ui
 from latencylab.model.integrity import InputError
 
@@ -61,9 +61,10 @@ def command(source: Source, selection: Selection, port: int, browse: bool) -> No
 def _trace(source: Source, selection: Selection) -> Iterator[Path]:
     """The Perfetto trace to show: the one given, or a temporary export of the capture."""
     if len(source.paths) == 1 and source.paths[0].endswith(NATIVE):
-        if selection != Selection(None, None, None, None):
+        if selection != Selection(None, None, None, None, None):
             raise click.UsageError(
-                "a Perfetto trace is shown as it is: --rank, --steps, --kind and --classes are for captures",
+                "a Perfetto trace is shown as it is: --rank, --steps, --kind, --classes and --step-span"
+                " are for captures",
                 click.get_current_context(),
             )
         path = Path(source.paths[0])
@@ -76,6 +77,6 @@ def _trace(source: Source, selection: Selection) -> Iterator[Path]:
     write = prepare_export(source, selection)
     with tempfile.TemporaryDirectory(prefix="latencylab-") as folder:
         path = Path(folder) / "trace.pftrace"
-        with path.open("wb") as file, _progress("writing"):
+        with path.open("wb") as file, show_progress("writing"):
             write(file)
         yield path

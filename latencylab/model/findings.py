@@ -43,6 +43,7 @@ class Fix:
     us_per_step: float
     calibrated: bool = False
     bound: Bound = "upper"
+    site: str = ""  # the blocking site that it is about
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +247,9 @@ class RankClock:
     """A rank's clock against the reference's: local = aligned + offset + drift * (aligned - t0).
 
     `bound_us` is the interval that causality guarantees for the offset, None where it leaves none or says
-    nothing; `residual_us` the precision, None where nothing is paired with the reference. `shifted` is False where the evidence for an offset is no better than that, and nothing was shifted;
-    `note` says what is odd about it, or nothing.
+    nothing; `residual_us` the precision, None where nothing is paired with the reference. `shifted` is False
+    where the evidence for an offset is no better than that, and nothing was shifted; `note` says what is odd
+    about it, or nothing.
     """
 
     rank: int
@@ -326,7 +328,7 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Analysis:
-    """Everything found in one capture."""
+    """Everything found in one capture; `front` is the place of the rank that verdict and fixes speak of."""
 
     capture_path: str
     manifest: dict[str, Any] | None
@@ -335,6 +337,7 @@ class Analysis:
     fixes: tuple[Fix, ...]
     integrity: Integrity
     ranks: tuple[RankFindings, ...]
+    front: int = 0
     alignment: Alignment | None = None
     collectives: Collectives | None = None
     rank_timeline: RankTimeline | None = field(default=None, compare=False)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from latencylab.analyzers.kernels import load_classes
+from latencylab.analyzers.kernels import extend_classes, load_classes
 from latencylab.model.integrity import InputError
 
 
@@ -43,20 +41,18 @@ def test_the_bundled_table(kernel: str, name: str) -> None:
     assert load_classes().class_of(kernel) == name
 
 
-def test_a_table_of_ones_own_is_asked_first(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.toml"
-    mine.write_text('[[class]]\nname = "mine"\npatterns = ["^fused_moe", "else$"]\n')
-    table = load_classes(mine)
+def test_a_table_of_ones_own_is_asked_first() -> None:
+    text = '[[class]]\nname = "mine"\npatterns = ["^fused_moe", "else$"]\n'
+    table = extend_classes(text, "mine.toml")
     assert table.class_of("fused_moe_kernel") == "mine"
     assert table.class_of("something else") == "mine"
     assert table.class_of("_router_triton_kernel") == "router"
 
 
 @pytest.mark.parametrize(
-    "text", ["nonsense", "class = 3", '[[class]]\nname = "x"', '[[class]]\nname="x"\npatterns=["("]']
+    "text",
+    ["nonsense", "class = 3", '[[class]]\nname = "x"', '[[class]]\nname="x"\npatterns=["("]'],
 )
-def test_a_bad_table_is_one_line(tmp_path: Path, text: str) -> None:
-    mine = tmp_path / "mine.toml"
-    mine.write_text(text)
+def test_a_bad_table_is_one_line(text: str) -> None:
     with pytest.raises(InputError, match=r"mine\.toml"):
-        load_classes(mine)
+        extend_classes(text, "mine.toml")

@@ -152,7 +152,7 @@ def test_small_enough(large: Analysis) -> None:
 
 def test_fixes_lead_to_their_sites(analysis: Analysis) -> None:
     harmful = next(s for s in analysis.ranks[0].main.syncs if s.verdict == "harmful")
-    fix = replace(analysis.fixes[0], what=f"remove the wait: {harmful.site}")
+    fix = replace(analysis.fixes[0], what=f"remove the wait: {harmful.site}", site=harmful.site)
     text = render_html(replace(analysis, fixes=(fix, *analysis.fixes[1:])))
     (target,) = re.findall(r'<li><a class="what" href="#([\w-]+)">remove the wait', text)
     row = text.split(f'id="{target}"')[1].split("</tr>")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from latencylab.reports.names import short_name
+from latencylab.reports.names import collective_name, short_name
 
 # Names as Kineto writes them, "@" standing for "at::native::".
 CASES = {
@@ -47,3 +47,9 @@ CASES = {
 @pytest.mark.parametrize("kernel", CASES)
 def test_short_name(kernel: str) -> None:
     assert short_name(kernel.replace("@", "at::native::")) == CASES[kernel]
+
+
+def test_kinds_of_collective_keep_group_and_size() -> None:
+    assert collective_name("sglang::cross_device_reduce_1stage") == "cross_device_reduce_1stage"
+    nccl = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL · group 0 (ranks 1, 2) · 10 KiB"
+    assert collective_name(nccl) == nccl

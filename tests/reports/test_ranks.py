@@ -194,3 +194,9 @@ def test_hostile_names_stay_text(late_rank: Analysis) -> None:
     assert "<img" not in text
     assert "\u202e" not in text
     assert "\x1b" not in text
+
+
+def test_one_of_the_ranks_is_looked_at(late_rank: Analysis) -> None:
+    one = replace(late_rank, ranks=late_rank.ranks[:1])
+    assert ranks.answer(one) == ranks.answer(late_rank)
+    assert 'id="ranks"' in page_text(one)
