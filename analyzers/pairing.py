@@ -27,6 +27,7 @@ MAX_SHIFT = 256  # steps, or without common steps collectives, by which captures
 SAMPLED = 8  # ends of a step by which shifts are told apart
 LIKE = 1.25  # times the least jitter (and this many ns) within which shifts are as good as each other
 LIKE_NS = 20.0
+MAX_DRIFT = 3e-4  # of one clock against another: oscillators of servers keep to 100 ppm
 COMPARED = 4096  # collectives compared for each such shift
 
 
@@ -178,8 +179,11 @@ def _try_shift(ours: _Steps, theirs: _Steps, shift: int) -> _Shift | None:
 def _best(found: list[_Shift]) -> tuple[_Shift, bool]:
     """The one of least jitter; of those as good, of most pairs, then of least offset.
 
-    And whether there are others as good. Without jitter to go by (one pair alone) nothing is said of that.
+    And whether there are others as good. One pair alone has no jitter to go by, so it counts only where no
+    shift has more.
     """
+    most = max(-rank_of[0] for _, rank_of, *_ in found)
+    found = [its for its in found if -its[1][0] >= min(2, most)]
     least = min(jitter for jitter, *_ in found)
     good = [its for its in found if its[0] <= LIKE * least + LIKE_NS]
     return min(good, key=lambda its: its[1]), len(good) > 1 and least > 0
@@ -251,7 +255,8 @@ def _jitter(difference: F64) -> float:
 def robust_line(x: F64, y: F64) -> tuple[float, float]:
     """Offset and slope of y over x, from the medians of the outer thirds and of what remains.
 
-    Tukey's resistant line (1977, "Exploratory Data Analysis", ch. 10), with three polishing rounds.
+    Tukey's resistant line (1977, "Exploratory Data Analysis", ch. 10), with three polishing rounds; the slope
+    of a clock is bounded by what two oscillators can differ.
     """
     if len(x) < 6 or x[-1] == x[0]:
         return (float(np.median(y)) if len(y) else 0.0), 0.0
@@ -263,6 +268,7 @@ def robust_line(x: F64, y: F64) -> tuple[float, float]:
     for _ in range(3):
         rest = y - slope * x
         slope += float(np.median(rest[right]) - np.median(rest[left])) / span if span else 0.0
+    slope = float(np.clip(slope, -MAX_DRIFT, MAX_DRIFT))
     return float(np.median(y - slope * x)), slope
 
 

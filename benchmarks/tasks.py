@@ -69,7 +69,7 @@ def join(collectives: str) -> Told:
 
     clocks = [ranks.Clock(offset=r * 300_000, ppb=r * 2_000) for r in range(8)]
     run = ranks.many(ranks=8, collectives=int(collectives), clocks=clocks)
-    classes = load_classes(None)
+    classes = load_classes()
     begun = time.perf_counter()
     views = tuple(RankView.of(trace, classes) for trace in run.traces)
     started = time.perf_counter()

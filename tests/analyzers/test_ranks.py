@@ -82,6 +82,12 @@ SCENES: dict[str, dict[str, Any]] = {
     "seconds apart": {"clocks": (ranks.Clock(), *(ranks.Clock(offset=k * 700_000_000) for k in (1, -2, 3)))},
     "a rank begins late": {"captures": tuple(ranks.Capture(skip=k) for k in (0, 7, 0, 60)), **JITTER},
     "the reference begins late": {"captures": tuple(ranks.Capture(skip=k) for k in (70, 7, 0, 0)), **JITTER},
+    "a rank with two whole steps": {
+        "steps": 9,
+        "captures": (ranks.Capture(), ranks.Capture(skip=250), *(ranks.Capture(),) * 2),
+        "clocks": tuple(ranks.Clock(offset=700_000 * r, ppb=9_000 * r) for r in range(4)),
+        **JITTER,
+    },
     "one is lost": {"captures": (*(ranks.Capture(),) * 2, ranks.Capture(lost=(30, 200)), ranks.Capture())},
 }
 
@@ -193,11 +199,13 @@ def test_hosts_that_wait_for_a_peer_are_told_for_whom() -> None:
 
 
 def test_a_rank_that_diverges_for_good_is_reported() -> None:
-    joined, truth = play(captures=(*(ranks.Capture(),) * 3, ranks.Capture(diverge=300)), **JITTER)
-    assert all(len(found) == 1 for found in instances(joined, truth))
-    assert joined.pairing.diverges[:3] == (-1, -1, -1)
-    assert joined.pairing.diverges[3] == 300
-    assert joined.pairing.unpaired[3] > 100
+    for at in (200, 300):
+        joined, truth = play(captures=(*(ranks.Capture(),) * 3, ranks.Capture(diverge=at)), **JITTER)
+        assert all(len(found) == 1 for found in instances(joined, truth))
+        assert joined.pairing.diverges[:3] == (-1, -1, -1)
+        assert joined.pairing.diverges[3] == at
+        assert joined.pairing.unpaired[3] > 100
+        assert_clocks(joined, truth)
 
 
 def test_a_profiler_that_starts_late_is_trimmed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import synth
@@ -58,6 +60,15 @@ def test_steps_by_the_pattern_of_graph_launches() -> None:
     trace = synth.to_trace(synth.Scenario((synth.Program((GRAPH, SMALL, synth.Python(900)) * 5),)))
     steps = find_steps(trace, join_launches(trace))
     assert (len(steps), steps.source) == (5, "pattern of graph launches")
+
+
+def test_steps_by_spans_of_ones_choice() -> None:
+    """They count alone: a pattern that marks nothing finds nothing."""
+    trace = trace_of("my_step {}", 5, (synth.Python(500), LAUNCH))
+    steps = find_steps(trace, join_launches(trace), re.compile(r"^my_step \d"))
+    assert (len(steps), steps.source) == (5, r"^my_step \d")
+    known = trace_of("scheduler.run_batch", 5, (synth.Python(500), LAUNCH))
+    assert len(find_steps(known, join_launches(known), re.compile("other"))) == 0
 
 
 def test_no_steps_where_nothing_repeats() -> None:
