@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
@@ -21,10 +21,15 @@ class ClassTable:
     """Classes in the order in which they are asked, each with its pattern."""
 
     rules: tuple[tuple[str, re.Pattern[str]], ...]
+    known: dict[str, str] = field(default_factory=dict, repr=False, compare=False)  # ranks share their names
 
     def class_of(self, kernel: str) -> str:
         """The first class whose pattern is found in the kernel's name, or "other"."""
-        return next((name for name, pattern in self.rules if pattern.search(kernel)), OTHER)
+        found = self.known.get(kernel)
+        if found is None:
+            found = next((name for name, pattern in self.rules if pattern.search(kernel)), OTHER)
+            self.known[kernel] = found
+        return found
 
 
 @cache
@@ -54,7 +59,7 @@ def _rules(text: str, where: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 def classify(trace: Trace, table: ClassTable) -> tuple[I64, tuple[str, ...]]:
     """Per GPU op the row of its class in the returned names."""
-    used = np.unique(trace.gpu.name)
+    used = np.flatnonzero(np.bincount(trace.gpu.name))
     classes: dict[str, int] = {COPY: 0, OTHER: 1}
     of_name = np.zeros(len(trace.names), np.int64)
     for name in used.tolist():

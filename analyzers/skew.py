@@ -242,9 +242,11 @@ def _tiles(view: RankView, rank: RankCollectives, row: I64, wait: I64, names: _N
     last_at[rank.op[row[paired]]] = rank.arrival[row[paired]] + wait[paired]
     start, end, piece = cut(work.start, work.end, np.unique(last_at[rank.op]))
     op = work.op[piece]
-    kernels, which = np.unique(trace.gpu.name[op], return_inverse=True)
-    kernel_rows = [names.row(f"GPU work: {trace.names[kernel]}") for kernel in kernels.tolist()]
-    busy = np.array(kernel_rows, np.int64)[which]
+    kernel = trace.gpu.name[op]
+    kernels = np.flatnonzero(np.bincount(kernel))
+    row_of = np.zeros(len(trace.names), np.int64)
+    row_of[kernels] = [names.row(f"GPU work: {trace.names[kernel]}") for kernel in kernels.tolist()]
+    busy = row_of[kernel]
     busy[start < last_at[op]] = names.row(INHERITED)
     starts = np.concatenate([pieces.start, start])
     order = np.argsort(starts, kind="stable")
@@ -283,8 +285,11 @@ def _tiles_within(start: I64, end: I64, since: I64, until: I64) -> tuple[I64, I6
 def _added_up(instance: I64, cause: I64, ns: F64) -> tuple[I64, I64, F64]:
     base = np.int64(cause.max(initial=0) + 1)
     key = instance * base + cause
-    keys, row = np.unique(key, return_inverse=True)
-    return keys // base, keys % base, np.bincount(row, ns, len(keys)).astype(np.float64)
+    if key.max(initial=0) > 8 * len(key):  # too sparse for a table of all
+        keys, row = np.unique(key, return_inverse=True)
+        return keys // base, keys % base, np.bincount(row, ns, len(keys)).astype(np.float64)
+    keys = np.flatnonzero(np.bincount(key))
+    return keys // base, keys % base, np.bincount(key, ns)[keys].astype(np.float64)
 
 
 def lone_waits(view: RankView, rank: RankCollectives, row: I64, wait: I64) -> tuple[I64, I64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,7 +28,8 @@ MOST_STEPS = 40
 
 def build_timelines(view: KindView) -> tuple[Timeline, ...]:
     """The timelines of up to 40 steps of a kind, in the order of `choose_steps`."""
-    return tuple(build_timeline(view.rank, step) for step in choose_steps(view)[:MOST_STEPS])
+    whole = _Whole.of(view.rank)
+    return tuple(_Layout(view.rank, whole, step).timeline() for step in choose_steps(view)[:MOST_STEPS])
 
 
 def choose_steps(view: KindView) -> list[int]:
@@ -58,7 +60,7 @@ def _spread(count: int) -> list[int]:
 
 def build_timeline(rank: RankView, step: int) -> Timeline:
     """Lay out one step of the rank: all that overlaps its time on the GPU or its launching on the host."""
-    return _Layout(rank, step).timeline()
+    return _Layout(rank, _Whole.of(rank), step).timeline()
 
 
 class _Names:
@@ -77,12 +79,32 @@ class _Names:
         return np.array(rows, np.int64)[at]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Whole:
+    """What is the same for all steps: the ops worth an arrow from their launch (each leg's first, and those
+    the host was late with), and how many ops each API call launched.
+    """
+
+    linked: Bool
+    ops: I64
+
+    @classmethod
+    def of(cls, rank: RankView) -> _Whole:
+        pieces, launches = rank.pieces, rank.launches
+        linked = np.zeros(len(rank.trace.gpu), bool)
+        linked[pieces.op[pieces.cause == HOST]] = True
+        linked[launches.first_op[np.isin(launches.start, rank.legs.launch_start) & launches.graph]] = True
+        ops = np.zeros(len(rank.trace.api), np.int64)
+        ops[launches.row] = launches.ops
+        return cls(linked, ops)
+
+
 class _Layout:
     """One step's rows of the rank's tables, and the names in use so far."""
 
-    def __init__(self, rank: RankView, step: int) -> None:
+    def __init__(self, rank: RankView, whole: _Whole, step: int) -> None:
         steps = rank.steps
-        self.rank, self.step = rank, step
+        self.rank, self.whole, self.step = rank, whole, step
         self.start, self.end = int(steps.start[step]), int(steps.end[step])
         self.first = min(self.start, int(steps.host_start[step]))
         self.last = max(self.end, min(int(steps.host_end[step]), rank.window[1]))
@@ -139,14 +161,11 @@ class _Layout:
         return HostBoxes(start, end, thread, lanes(start, end, thread), name)
 
     def _calls(self) -> CallBoxes:
-        api, launches = self.rank.trace.api, self.rank.launches
-        rows = self.call_rows
+        api, rows = self.rank.trace.api, self.call_rows
         start, end = api.start[rows], api.end[rows]
         thread = np.searchsorted(self.threads, api.thread[rows])
-        ops = np.zeros(len(api), np.int64)
-        ops[launches.row] = launches.ops
         name = self.names.of(api.name[rows], self.rank.trace.names)
-        return CallBoxes(start, end, thread, lanes(start, end, thread), name, ops[rows])
+        return CallBoxes(start, end, thread, lanes(start, end, thread), name, self.whole.ops[rows])
 
     def _gpu(self, streams: I64) -> GpuBoxes:
         rank, gpu, rows = self.rank, self.rank.trace.gpu, self.gpu_rows
@@ -160,23 +179,16 @@ class _Layout:
             name=self.names.of(gpu.name[rows], rank.trace.names),
             kernel_class=self.names.of(rank.op_class[rows], rank.classes),
             call=_place(self.call_rows, rank.launches.call[rows]),
-            linked=np.isin(rows, self._linked()),
+            linked=self.whole.linked[rows],
             own=self._is_own(start),
         )
-
-    def _linked(self) -> I64:
-        """The ops worth an arrow from their launch: each leg's first, and those the host was late with."""
-        rank = self.rank
-        late = rank.pieces.op[rank.pieces.cause == HOST]
-        of_leg = np.isin(rank.launches.start, rank.legs.launch_start) & rank.launches.graph
-        return np.concatenate([late, rank.launches.first_op[of_leg]])
 
     def _gaps(self) -> GapBoxes:
         pieces, waits = self.rank.pieces, self.rank.waits
         rows = self._overlapping(pieces)
         # Pieces are cut at every edge of what any thread did; those that say the same are one.
-        labels = (pieces.op, pieces.doing, pieces.site, pieces.step)
-        alike = np.stack([pieces.cause.astype(np.int64), pieces.in_launch.astype(np.int64), *labels])[:, rows]
+        labels = (pieces.cause, pieces.in_launch, pieces.op, pieces.doing, pieces.site, pieces.step)
+        alike = np.stack([label[rows].astype(np.int64) for label in labels])
         joins = (pieces.start[rows][1:] == pieces.end[rows][:-1]) & (alike[:, 1:] == alike[:, :-1]).all(
             axis=0
         )
