@@ -50,6 +50,7 @@ class EventReader:
     def __iter__(self) -> Iterator[list[Event]]:
         held = self._skip_head()
         repairer = Repairer(self._is_array, self._notes)
+        is_first = True
         while not repairer.closed:
             block = next(self._blocks, None)
             held += block or b""
@@ -59,6 +60,9 @@ class EventReader:
                     continue
                 cut = len(held)
             part, held = held[:cut], held[cut:]
+            # Every later slice begins with the comma that it was cut at.
+            self._notes["stray_text"] += is_first and part.lstrip().startswith(b",")
+            is_first = False
             # The last slice holds what follows the events too, so only the repairer can read it.
             events = _decode_slice(part) if block is not None else None
             if events is None:
