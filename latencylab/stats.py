@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-
 
 def two_modes(values: npt.ArrayLike, least_share: float = 0.2, separation: float = 4.0) -> tuple[float, ...]:
     """The medians of two modes, the smaller first, or () where the values have but one.

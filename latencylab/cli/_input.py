@@ -132,6 +132,14 @@ def _pattern(
         raise click.BadParameter(f"{value!r} is not a regular expression: {error}") from None
 
 
+rank_option = click.option(
+    "--rank",
+    "ranks",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="N",
+    help="Only this rank; may be repeated.",
+)
 step_span_option = click.option(
     "--step-span",
     metavar="REGEX",
@@ -143,14 +151,7 @@ step_span_option = click.option(
 def takes_selection(function: Function) -> Function:
     """Give a command the options that narrow the analysis, as its parameter `selection`."""
 
-    @click.option(
-        "--rank",
-        "ranks",
-        type=click.IntRange(min=0),
-        multiple=True,
-        metavar="N",
-        help="Only this rank; may be repeated.",
-    )
+    @rank_option
     @click.option(
         "--steps",
         metavar="A:B",

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from latencylab.cli._exit import debug_option
-from latencylab.cli._input import Source, step_range, step_span_option, takes_capture
+from latencylab.cli._input import Source, rank_option, step_range, step_span_option, takes_capture
 from latencylab.cli._output import check_folder, force_option
 from latencylab.model.integrity import InputError
 
@@ -30,14 +30,7 @@ def _closed_range(context: click.Context, parameter: click.Parameter, value: str
     callback=_closed_range,
     help="Keep steps A up to B of each rank, B left out, counted from 0.",
 )
-@click.option(
-    "--rank",
-    "ranks",
-    type=click.IntRange(min=0),
-    multiple=True,
-    metavar="N",
-    help="Only this rank; may repeat.",
-)
+@rank_option
 @click.option(
     "-o",
     "--output",
