@@ -55,9 +55,10 @@ class Examined:
     def places(self, ranks: Collection[int] | None) -> list[int]:
         """The places of these ranks among the views, of all for None. Raises InputError for none."""
         found = [i for i, view in enumerate(self.views) if ranks is None or view.trace.rank in ranks]
-        if not found:
+        lacking = sorted(set(ranks or ()) - {view.trace.rank for view in self.views})
+        if lacking:
             there = ", ".join(str(view.trace.rank) for view in self.views)
-            raise InputError(f"{self.capture.path}: none of the ranks asked for; it has {there}")
+            raise InputError(f"{self.capture.path}: no rank {lacking[0]}; it has {there}")
         return found
 
     def steps(self, place: int, chosen: tuple[int, int] | None, kind: str | None) -> I64:
@@ -77,7 +78,7 @@ def chosen_steps(view: RankView, chosen: tuple[int, int] | None, kind: str | Non
     """The found steps [first, last) of this kind, as rows of the step table."""
     first, last = chosen or (0, len(view.steps))
     rows = np.arange(len(view.steps))[first:last]
-    return rows[[kind in (None, view.steps.kind[row]) for row in rows.tolist()]]
+    return rows[[kind is None or kind.lower() == view.steps.kind[row].lower() for row in rows.tolist()]]
 
 
 def examine(

@@ -49,10 +49,10 @@ def extend_classes(text: str, where: str) -> ClassTable:
 
 def _rules(text: str, where: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
     try:
-        return tuple(
-            (str(entry["name"]), re.compile("|".join(entry["patterns"]), re.IGNORECASE))
-            for entry in tomllib.loads(text)["class"]
-        )
+        entries = [(entry["name"], entry["patterns"]) for entry in tomllib.loads(text)["class"]]
+        if not all(isinstance(patterns, list) and patterns for _, patterns in entries):
+            raise TypeError("patterns must be a list of at least one")
+        return tuple((str(name), re.compile("|".join(its), re.IGNORECASE)) for name, its in entries)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, re.error) as error:
         raise InputError(f"{where}: not a table of kernel classes: {error!r}") from error
 

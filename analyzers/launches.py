@@ -46,25 +46,33 @@ class Launches:
 def join_launches(trace: Trace) -> Launches:
     """Join each GPU op with the API call of its correlation id; ids of 0 and less are none.
 
-    Where several calls carry one id (a runtime call and the driver call within it), the first, outermost
-    one counts: it is what the thread was in. A graph launch has many ops, all others one; ops of one id
-    are one graph launch even where its call was not recorded.
+    Where several calls carry one id, one within another (a runtime call and the driver call it makes) does
+    not count: the outermost is what the thread was in. Where an id was used again, an op is of the last of
+    its calls that began before it. A graph launch has many ops, all others one; ops of one id are one graph
+    launch even where its call was not recorded.
     """
     gpu, api = trace.gpu, trace.api
     call = np.full(len(gpu), MISSING, np.int64)
     correlated = np.flatnonzero(api.correlation > 0)
+    correlated = correlated[np.argsort(api.correlation[correlated], kind="stable")]
     if len(correlated) and len(gpu):
-        ids, at = np.unique(api.correlation[correlated], return_index=True)
-        found = np.searchsorted(ids, gpu.correlation)
-        found = np.minimum(found, len(ids) - 1)
+        ids, at, uses = np.unique(api.correlation[correlated], return_index=True, return_counts=True)
+        found = np.minimum(np.searchsorted(ids, gpu.correlation), len(ids) - 1)
         hit = ids[found] == gpu.correlation
         call[hit] = correlated[at[found[hit]]]
+        for repeated in np.flatnonzero(uses > 1).tolist():
+            calls = _outermost(trace, correlated[at[repeated] : at[repeated] + uses[repeated]])
+            ops = np.flatnonzero(gpu.correlation == ids[repeated])
+            last = np.searchsorted(api.start[calls], gpu.start[ops], side="right") - 1
+            call[ops] = calls[np.maximum(last, 0)]
     joined = np.flatnonzero(call >= 0)
     row, first_at, of_joined, ops = np.unique(
         call[joined], return_index=True, return_inverse=True, return_counts=True
     )
     first_op = joined[first_at]
-    first = _first_of_correlation(gpu.correlation)
+    first = _first_of_correlation(np.where(call < 0, gpu.correlation, 0))
+    first[joined] = False
+    first[first_op] = True
     of_op = np.full(len(gpu), MISSING, np.int64)
     of_op[joined] = of_joined
     last_op = first_op.copy()
@@ -85,6 +93,12 @@ def join_launches(trace: Trace) -> Launches:
         done=gpu.end[last_op],
         of_op=of_op,
     )
+
+
+def _outermost(trace: Trace, calls: I64) -> I64:
+    """Of API calls in order of start, those that do not lie within the one before."""
+    end = np.maximum.accumulate(trace.api.end[calls])
+    return calls[np.append(True, trace.api.start[calls][1:] >= end[:-1])]
 
 
 def _first_of_correlation(correlation: I64) -> Bool:

@@ -26,6 +26,7 @@ from latencylab.model.integrity import Issue
 from latencylab.model.trace import I64, Bool
 
 APART_NS = 60_000_000_000  # between the records of ranks of one job, at most
+UNEXPLAINED = "unexplained: before the record, or beyond what clocks and causes agree on"
 ALONE = "a rank alone: its collectives' peers are not in the capture, so their waits cannot be told from work"
 
 
@@ -192,7 +193,9 @@ def _used(joined: RankSet, kinds: Sequence[KindView | None]) -> Bool:
 def _steps(joined: RankSet, r: int) -> I64:
     """Per paired collective the step of rank r that launched it, or -1."""
     row = joined.pairing.row[:, r]
-    return np.where(row >= 0, joined.ranks[r].step[np.maximum(row, 0)], -1)
+    step = np.full(len(row), -1, np.int64)
+    step[row >= 0] = joined.ranks[r].step[row[row >= 0]]
+    return step
 
 
 def _late_by_kind(joined: RankSet, kinds: Sequence[Sequence[KindView]]) -> tuple[Late, ...]:
@@ -222,6 +225,9 @@ def _late(joined: RankSet, kinds: Sequence[KindView | None]) -> list[Late]:
         ns = np.bincount(row, causes.ns[entries], len(which))
         found = sorted(zip(which.tolist(), ns.tolist(), strict=True), key=lambda item: -abs(item[1]))
         wait = float(caused[rows].sum())
+        unexplained = wait - sum(its for _, its in found)
+        if abs(unexplained) > 0.01 * wait:
+            found.append((-1, unexplained))
         late.append(
             Late(
                 rank=view.trace.rank,
@@ -229,7 +235,10 @@ def _late(joined: RankSet, kinds: Sequence[KindView | None]) -> list[Late]:
                 wait_us=kind.mean_us(wait),
                 share=wait / total if total else 0.0,
                 count=len(rows),
-                causes={causes.names[cause]: kind.mean_us(its) for cause, its in found},
+                causes={
+                    causes.names[cause] if cause >= 0 else UNEXPLAINED: kind.mean_us(its)
+                    for cause, its in found
+                },
             )
         )
     return sorted(late, key=lambda its: -its.wait_us)
@@ -253,6 +262,30 @@ def _notes(joined: RankSet) -> list[str]:
     return notes
 
 
+def _clock_issues(joined: RankSet) -> list[Issue]:
+    """Clocks that cannot be trusted, by what is wrong with them."""
+    numbers = [view.trace.rank for view in joined.views]
+    broken = [n for n, clock in zip(numbers, joined.clocks, strict=True) if clock.broken]
+    alike = [n for n, its in zip(numbers, joined.pairing.alike, strict=True) if its]
+    apart = [
+        n for n, clock in zip(numbers, joined.clocks, strict=True) if clock.points == 0 and n != numbers[0]
+    ]
+    found = (
+        (
+            "clock_broken",
+            broken,
+            "leave collectives before other ranks arrive, on any offset of their clocks",
+        ),
+        ("steps_alike", alike, "have steps too alike to exclude that their record is shifted by whole steps"),
+        ("clock_unknown", apart, "share no collective with the reference, so their clocks are as recorded"),
+    )
+    return [
+        Issue(code, "warning", len(which), f"ranks {', '.join(map(str, which))} {text}")
+        for code, which, text in found
+        if which
+    ]
+
+
 def rank_issues(views: tuple[RankView, ...], joined: RankSet | None) -> list[Issue]:
     """What the set of ranks lacks."""
     issues = []
@@ -264,7 +297,9 @@ def rank_issues(views: tuple[RankView, ...], joined: RankSet | None) -> list[Iss
     if differing:
         detail = f"the traces are not of one job, so their ranks are not paired: {'; '.join(differing)}"
         issues.append(Issue("mixed_jobs", "warning", len(views), detail))
-    elif len(views) > 1 and joined is None:
+    elif joined is not None:
+        issues += _clock_issues(joined)
+    elif len(views) > 1:
         issues.append(
             Issue("ranks_not_paired", "warning", len(views), "no collective of the ranks could be paired")
         )

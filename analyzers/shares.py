@@ -62,7 +62,9 @@ def kernel_classes(view: KindView) -> tuple[KernelClass, ...]:
     counts = np.bincount(rank.op_class[ops], minlength=len(rank.classes))
     return tuple(
         KernelClass(rank.classes[row], view.mean_us(times.get(row, 0)), int(counts[row]) / view.units)
-        for row in sorted(np.flatnonzero(counts).tolist(), key=lambda row: -times.get(row, 0))
+        for row in sorted(
+            {*np.flatnonzero(counts).tolist(), *times}, key=lambda row: (-times.get(row, 0), row)
+        )
     )
 
 
@@ -72,21 +74,23 @@ def top_kernels(view: KindView) -> tuple[Kernel, ...]:
     names = rank.trace.gpu.name.astype(np.int64)
     times = _sums(names[rank.work.op[view.work]], rank.work.length[view.work])
     ops = _ops(view)
-    kinds, first, counts = np.unique(names[ops], return_index=True, return_counts=True)
+    counts = np.bincount(names[ops], minlength=len(rank.trace.names))
+    kernel_class = np.zeros(len(rank.trace.names), np.int64)
+    kernel_class[names] = rank.op_class
     rows = [
         Kernel(
             rank.trace.names[name],
-            rank.classes[rank.op_class[ops[at]]],
+            rank.classes[kernel_class[name]],
             view.mean_us(times.get(name, 0)),
-            count / view.units,
+            int(counts[name]) / view.units,
         )
-        for name, at, count in zip(kinds.tolist(), first.tolist(), counts.tolist(), strict=True)
+        for name in {*np.flatnonzero(counts).tolist(), *times}
     ]
     return tuple(sorted(rows, key=lambda kernel: (-kernel.us, kernel.name)))
 
 
 def _ops(view: KindView) -> I64:
-    """The ops that start within the steps that count."""
+    """The ops that start within the steps that count; one that began before still has time there."""
     return np.flatnonzero(view.counts(view.rank.steps.of_gpu(view.rank.trace.gpu.start)))
 
 

@@ -186,7 +186,8 @@ def _excess_blocked(
     most: dict[int, F64] = {}
     for r, (view, rank) in enumerate(zip(views, ranks, strict=True)):
         waits = view.waits
-        step = np.where(skew.there[:, r], rank.step[np.maximum(pairing.row[:, r], 0)], -1)
+        step = np.full(len(pairing), -1)
+        step[skew.there[:, r]] = rank.step[pairing.row[skew.there[:, r], r]]
         call_step = view.steps.of_host(waits.calls.start)
         for number, site in enumerate(waits.sites):
             calls = (waits.site == number) & (call_step >= 0)

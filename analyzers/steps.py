@@ -75,6 +75,10 @@ def _candidates(
         chosen = trace.matching(step_span)[spans.name]
         yield step_span.pattern, *_starts(spans, chosen & outermost(spans, chosen))
         return
+    # Several threads may each drive a device: this one's steps are those of the threads that launch on it.
+    launching = np.isin(spans.thread, launches.thread)
+    if launching.any():
+        spans = spans.take(launching)
     yield "scheduler.run_batch", *_starts(spans, trace.matching(RUN_BATCH)[spans.name])
     drafts = trace.matching(DRAFTS)[spans.name]
     legs = trace.matching(LEG_SPAN)[spans.name]

@@ -77,6 +77,7 @@ def _summarise(view: KindView, site: Site, calls: I64, idle_us: float, wall_us: 
         need_us=need_us,
         queued_us=_median_us(waits.queued[calls]),
         evidence=evidence,
+        shown=sum(waits.evidence[i] in ("recorded", "blocked") for i in calls),
         verdict=_verdict(behind_us, need_us, _is_shown(view, waits, calls), idle_us, wall_us),
     )
 

@@ -51,21 +51,23 @@ def judge(
     main = rank.main
     reasons = tuple(_doubts(main, integrity))
     where = f"Rank {rank.rank}: " if len(ranks) > 1 else ""
-    late = _late(collectives, _parts(main, rank)[0]) if collectives else ""
+    late = _late(collectives, _parts(main, rank)[0], len(collectives.unpaired_by_rank)) if collectives else ""
     return Verdict(where + _sentence(rank) + late, _confidence(main, rank, integrity), reasons)
 
 
-def _late(collectives: Collectives, wall: float) -> str:
+def _late(collectives: Collectives, wall: float, ranks: int) -> str:
     """Who keeps the others waiting in collectives and why, where that is worth a sentence."""
     if not collectives.late or collectives.step_us.wait < SMALL * wall:
         return ""
     late = collectives.late[0]
     waits = f" Ranks wait {_share(collectives.step_us.wait, wall)} of it in collectives"
-    if late.share < MOSTLY:
+    # What a rank caused is a mean over the others; of all waits, resolved or not, it is this share.
+    share = late.wait_us * (ranks - 1) / ranks / collectives.step_us.wait
+    if share < MOSTLY:
         return f"{waits}, for no rank in particular."
     causes = [name for name, us in late.causes.items() if us > 0]
     because = f", which is late for: {causes[0]}" if causes else ""
-    return f"{waits}, {late.share:.0%} of that for rank {late.rank}{because}."
+    return f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{because}."
 
 
 def _parts(findings: KindFindings | None, rank: RankFindings) -> tuple[float, float, float, float, float]:
@@ -154,6 +156,12 @@ def _doubts(main: KindFindings, integrity: Integrity) -> list[str]:
         doubts.append(f"only {main.steps.steady} steady steps")
     if _host_share(main) > SMALL:
         doubts.append("not calibrated: the profiler slows the host, so host idle is an upper bound")
+    worst = _worst(main)
+    if worst is not None and worst.shown < worst.calls:
+        doubts.append(
+            f"what the blocking call waits for is shown by {worst.shown} of its {worst.calls} calls,"
+            " and inferred for the others"
+        )
     doubts += [issue.detail for issue in integrity.issues if issue.severity != "info"]
     return doubts
 

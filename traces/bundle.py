@@ -62,6 +62,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / MANIFEST
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: is no file")
         text = path.read_bytes()
     except FileNotFoundError:
         return None

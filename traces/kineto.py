@@ -65,6 +65,9 @@ def read_kineto(path: Path, *, max_bytes: int = MAX_BYTES) -> tuple[Trace, ...]:
     traces: list[Trace] = []
     for label in labels:
         traces += assemble(active.pop(label), numbers[label], header, names, str(path), details)
+    traces = [trace for trace in traces if len(trace.gpu)]
+    if not traces:
+        raise InputError(f"{path}: no GPU activity whose times can be used")
     return tuple(traces)
 
 

@@ -55,6 +55,8 @@ def open_capture(
 def read_text(path: str | Path) -> str:
     """The text of a small UTF-8 file, such as a table of kernel classes. Raises InputError, one line."""
     try:
+        if not Path(path).is_file():
+            raise InputError(f"{path}: no such file")
         return Path(path).read_text("utf-8")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
@@ -209,13 +211,14 @@ def _note_missing(source: _Source, traces: list[Trace]) -> tuple[Trace, ...]:
     """
     present = {trace.rank for trace in traces}
     size = max([*present, *(trace.world_size - 1 for trace in traces if trace.world_size)], default=-1) + 1
-    missing = [rank for rank in range(size) if rank not in present]
-    if not missing:
+    count = size - len(present)
+    if not count:
         return tuple(traces)
+    missing = list(itertools.islice((rank for rank in range(size) if rank not in present), 9))
     alone = len(source.files) == 1 and source.manifest is None
     listed = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
     detail = f"no trace of rank {listed} of {size}"
-    issue = Issue("rank_missing", "info" if alone else "warning", len(missing), detail)
+    issue = Issue("rank_missing", "info" if alone else "warning", count, detail)
     return (replace(traces[0], issues=(*traces[0].issues, issue)), *traces[1:])
 
 

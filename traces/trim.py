@@ -38,8 +38,9 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _FRAME = re.compile(r".*[/\\](?=[^/\\]+\(\d+\): )", re.DOTALL)
 _PATH = re.compile(r"(?<![\w./\\>-])(?:~\w*|[A-Za-z]:)?(?:[/\\]+[^\s/\\\"'()<>|,;:=*?]+){2,}[/\\]?")
 _PRIVATE = re.compile(
-    r"(?:\A|.*[_-])(?:api_key|token|secret|passw(?:or)?d|credentials?|user|username|logname|home|pwd|host"
-    r"|hostname|ip|addr|address)",
+    r"(?:\A|.*[_-])(?:(?:api|secret|access)_key(?:_id)?|tokens?|secrets?|passw(?:or)?ds?|credentials?|users?"
+    r"|username|logname|home|pwd|hosts?|hostname|nodename|nodelist|connection|proxy|ps1|ip|addr|address)"
+    r"(?:\Z|[_-](?:key|id)\Z)",
     re.IGNORECASE,
 )
 
@@ -63,6 +64,8 @@ def trim_capture(
     or cannot be written.
     """
     sources = _sources(capture, windows)
+    if any(source.resolve().is_relative_to(out.resolve()) for source in sources.values()):
+        raise OutputError(f"{out}: holds what is trimmed; write to another folder")
     with _new_folder(out, force) as folder:
         files = {rank: f"rank{rank}.trace.json.gz" for rank in sources}
         for rank, source in sources.items():
@@ -102,7 +105,11 @@ def cleared(value: Any) -> Any:
     if isinstance(value, str):
         return clear_text(value)
     if isinstance(value, Mapping):
-        return {k: cleared(v) for k, v in value.items() if not (isinstance(v, str) and _PRIVATE.fullmatch(k))}
+        return {
+            k: cleared(v)
+            for k, v in value.items()
+            if not (isinstance(v, str | list | Mapping) and _PRIVATE.fullmatch(k))
+        }
     if isinstance(value, list | tuple):
         return [cleared(item) for item in value]
     return value
@@ -213,7 +220,10 @@ def _clear_string(match: re.Match[bytes]) -> bytes:
 
 @contextmanager
 def _new_folder(out: Path, force: bool) -> Iterator[Path]:
-    """A folder that becomes `out` when all went well, and vanishes otherwise."""
+    """A folder whose files are moved to `out` when all went well, and that vanishes otherwise.
+
+    With `force`, files of the same names in an existing capture are replaced one by one, and others kept.
+    """
     if out.exists() or out.is_symlink():
         if not force:
             raise OutputError(f"{out}: exists already")
@@ -226,9 +236,13 @@ def _new_folder(out: Path, force: bool) -> Iterator[Path]:
         made = folder / "capture"
         made.mkdir()  # with the usual permissions; mkdtemp's are for us alone
         yield made
-        if out.exists():
-            out.rename(folder / "replaced")
-        made.rename(out)
+        if not out.exists():
+            made.rename(out)
+        else:
+            for file in sorted(path for path in made.rglob("*") if path.is_file()):
+                target = out / file.relative_to(made)
+                target.parent.mkdir(exist_ok=True)
+                file.replace(target)
     except OutputError as error:  # names a file of the temporary folder
         raise OutputError(f"{out}: {str(error).rpartition(': ')[2]}") from None
     except OSError as error:

@@ -135,8 +135,11 @@ class RunAhead:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """One site at which the host blocks, over all steady steps; times are µs per step, or medians per call
-    where they belong to a call (`call_us`, `behind_us`, `need_us`, `queued_us`)."""
+    """One site at which the host blocks, over all steady steps.
+
+    Times are µs per step, or medians per call where they belong to a call (`call_us`, `behind_us`, `need_us`,
+    `queued_us`). `need_us` is half of what the trace shows, since the profiler slows the host.
+    """
 
     site: str
     api: str
@@ -156,8 +159,9 @@ class Sync:
     behind_us: float | None
     need_us: float | None
     queued_us: float | None
-    evidence: Evidence
+    evidence: Evidence  # the best of any call
     verdict: SyncVerdict
+    shown: int = 0  # calls whose own evidence is recorded or blocked; of the others it is inferred
 
 
 @dataclass(frozen=True, slots=True)

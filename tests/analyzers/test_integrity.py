@@ -95,3 +95,33 @@ def test_without_steps_the_window_is_the_unit() -> None:
     assert sum(rank.main.idle_host_blame_us.values()) == pytest.approx(rank.window_us.idle_host)
     assert sum(kernel.us for kernel in rank.main.kernels) == pytest.approx(rank.window_us.busy)
     assert alone.verdict.reasons[0].startswith("no steps found")
+
+
+def test_an_id_used_again_is_of_the_call_before_it() -> None:
+    """Ids wrap around in long records: each op belongs to the last call of its id that began before it."""
+    kernels = tuple(synth.Launch(dur=2_250, call_dur=3_100, latency=1_000) for _ in range(20))
+    trace = synth.to_trace(synth.Scenario((synth.Program((*kernels, synth.Python(400_000), *kernels)),)))
+    wrapped = replace(
+        trace,
+        gpu=replace(trace.gpu, correlation=(trace.gpu.correlation - trace.gpu.correlation[0]) % 20 + 1),
+        api=replace(trace.api, correlation=(trace.api.correlation - trace.api.correlation[0]) % 20 + 1),
+    )
+    assert found(wrapped).ranks[0].window_us == found(trace).ranks[0].window_us
+
+
+def test_an_op_that_began_before_the_steps_keeps_its_time() -> None:
+    """What runs on from before is in the tables of kernels, so that they add up to busy."""
+    trace = synth.to_trace(LOOP)
+    rank = found(trace).ranks[0]
+    late = trace.gpu.take(slice(0, 1))
+    long = replace(late, end=late.end + 50_000_000, stream=late.stream + 40, correlation=late.correlation * 0)
+    columns = {
+        name: np.concatenate([getattr(long, name), getattr(trace.gpu, name)])
+        for name in trace.gpu.__dataclass_fields__
+    }
+    covered = found(replace(trace, gpu=type(trace.gpu)(**columns))).ranks[0]
+    assert covered.main.step_us is not None
+    assert rank.main.step_us is not None
+    assert covered.main.step_us.busy > rank.main.step_us.busy
+    for table in (covered.main.kernels, covered.main.top_kernels):
+        assert sum(row.us for row in table) == pytest.approx(covered.main.step_us.busy, abs=1e-6)

@@ -303,3 +303,26 @@ def test_a_rank_alone_is_said_to_be_alone() -> None:
     assert found.alignment is None
     assert found.collectives is None
     assert "rank_alone" in {issue.code for issue in found.integrity.issues}
+
+
+def test_a_rank_without_collectives_is_named() -> None:
+    traces = plain_run()
+    names = tuple(
+        "gemm" if "reduce" in name.lower() or "nccl" in name.lower() else name for name in traces[1].names
+    )
+    found = analyze(
+        Capture("synthetic", None, None, (traces[0], replace(traces[1], names=names), *traces[2:]))
+    )
+    (issue,) = [issue for issue in found.integrity.issues if issue.code == "clock_unknown"]
+    assert "ranks 1 share no collective" in issue.detail
+    assert found.alignment is not None
+    assert found.alignment.ranks[1].residual_us is None
+
+
+def test_causes_and_the_headline_add_up() -> None:
+    always = ranks.Inject(2, None, 4, "kernel", 30_000)
+    run = ranks.simulate(ranks.decode_ranks(steps=11, clocks=clocks(3), injects=(always,), **JITTER))
+    found = analyze(Capture("synthetic", None, None, ranks.to_traces(run)))
+    assert found.collectives is not None
+    for late in found.collectives.late:
+        assert sum(late.causes.values()) == pytest.approx(late.wait_us, rel=0.011)

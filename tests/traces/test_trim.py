@@ -227,7 +227,7 @@ def test_existing_output_is_kept(tmp_path: Path) -> None:
         trim_capture(capture, window, out)
     (out / "old").write_text("")
     trim_capture(capture, window, out, force=True)
-    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "rank1.trace.json.gz"]
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "old", "rank1.trace.json.gz"]
     (out / "manifest.json").unlink()
     with pytest.raises(OutputError, match="is no capture"):
         trim_capture(capture, window, out, force=True)
@@ -270,3 +270,13 @@ def test_interrupted_output_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         trim_capture(capture, {1: (BASE, BASE + 2000)}, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["odd.json"]
+
+
+def test_a_capture_is_never_trimmed_onto_itself(tmp_path: Path) -> None:
+    capture, window = _odd_capture(tmp_path), {1: (BASE, BASE + 2000)}
+    source = Path(capture.traces[0].path)
+    before = source.read_bytes()
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(OutputError, match="holds what is trimmed"):
+        trim_capture(capture, window, tmp_path, force=True)
+    assert source.read_bytes() == before
