@@ -98,7 +98,8 @@ def join_launches(trace: Trace) -> Launches:
 def _outermost(trace: Trace, calls: I64) -> I64:
     """Of API calls in order of start, those that do not lie within the one before."""
     end = np.maximum.accumulate(trace.api.end[calls])
-    return calls[np.append(True, trace.api.start[calls][1:] >= end[:-1])]
+    outer: I64 = calls[np.append(True, trace.api.start[calls][1:] >= end[:-1])]
+    return outer
 
 
 def _first_of_correlation(correlation: I64) -> Bool:
