@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "latencylab.capture/1"
 MANIFEST = "manifest.json"
+MOST_NESTED = 100  # levels of a manifest: it is printed again, and printers go only so deep
 CLOCK_COLUMNS = (
     "step",
     "span",
@@ -104,6 +105,8 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
 def _check(manifest: Any) -> None:
     if not isinstance(manifest, dict):
         raise ValueError("not a JSON object")
+    if not _is_shallow(manifest, MOST_NESTED):
+        raise ValueError(f"nested more than {MOST_NESTED} deep")
     schema = manifest.get("schema")
     if schema != SCHEMA:
         raise ValueError(f"schema {schema!r} is not known to this version, which reads {SCHEMA!r}")
@@ -115,6 +118,11 @@ def _check(manifest: Any) -> None:
             raise ValueError(f"{rank!r} is not a rank")
     if len(set(files.values())) < len(files):
         raise ValueError("it lists one file for two ranks")
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_shallow(its, levels - 1) for its in inner)
 
 
 def _inside(folder: Path, name: str) -> Path | None:
@@ -161,6 +169,8 @@ def read_client(folder: Path) -> tuple[Request, ...] | None:
     """The unprofiled requests of a capture, or None where it has no record of them. Raises InputError."""
     path = folder / "unprofiled" / "client.json"
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: is no file")
         return msgspec.json.decode(path.read_bytes(), type=_Client).requests
     except FileNotFoundError:
         return None

@@ -96,13 +96,14 @@ def _resolve(paths: list[str | Path]) -> _Source:
 
 def _expand(given: str | Path) -> list[Path]:
     """The files or folders that one argument stands for; a path that exists is never taken as a pattern."""
-    path = Path(given).expanduser()
+    path = Path(given)
     try:
+        path = path.expanduser()
         path.stat()
         return [path]
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (OSError, ValueError) as error:  # no permission on a parent folder, a name too long, a null byte
+    except (OSError, ValueError, RuntimeError) as error:  # no permission, a name too long, no such user
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if not glob.has_magic(str(path)):
         raise InputError(f"{path}: no such file or folder")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # these import numpy
 
 SAMPLE = "sample:"
 NO_LIMIT = sys.maxsize
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 Progress = Callable[[str], None]
@@ -187,7 +187,7 @@ def step_range(
     """Steps A up to but without B, from A:B; either may be left out."""
     if value is None:
         return None
-    match = re.fullmatch(r"(\d*):(\d*)", value.strip(), re.ASCII)
+    match = re.fullmatch(r"(\d{0,18}):(\d{0,18})", value.strip(), re.ASCII)
     if not match:
         raise click.BadParameter(f"{value!r} is not a range of steps such as 10:20")
     first, last = int(match[1] or 0), int(match[2] or sys.maxsize)

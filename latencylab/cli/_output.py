@@ -118,7 +118,10 @@ def _move_files(source: Path, target: Path) -> None:
 
 
 def _check_parent(path: Path) -> None:
-    parent = path.resolve().parent
+    try:
+        parent = path.resolve().parent
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise OutputError(f"cannot write {path}: {error}") from None
     if not parent.is_dir():
         raise OutputError(f"cannot write {path}: {parent} is no folder")
     if not path.exists() and not os.access(parent, os.W_OK | os.X_OK):

@@ -80,7 +80,7 @@ def _as_text(analysis: Analysis, *, for_stdout: bool) -> str:
     from latencylab.reports.text import render_text
 
     stream = sys.stdout if for_stdout and sys.stdout is not None else StringIO()
-    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH
+    width = None if stream.isatty() or os.environ.get("COLUMNS", "0") != "0" else WIDTH
     console = Console(file=stream, width=width)
     with console.capture() as captured:
         render_text(analysis, console)
