@@ -66,7 +66,7 @@ def _late(collectives: Collectives, wall: float, ranks: int) -> str:
     if share < MOSTLY:
         return f"{waits}, for no rank in particular."
     causes = [name for name, us in late.causes.items() if us > 0]
-    because = f", which is late for: {causes[0]}" if causes else ""
+    because = f", which is late because of: {causes[0]}" if causes else ""
     return f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{because}."
 
 
