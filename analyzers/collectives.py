@@ -8,13 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from latencylab.analyzers.intervals import running_end
+from latencylab.analyzers.kernels import COLLECTIVE
 from latencylab.analyzers.view import RankView
 from latencylab.model.trace import I64, KERNEL, Trace
 
-COLLECTIVE = re.compile(
-    r"nccl|rccl|hccl|cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|multimem|(?:one|two)_shot",
-    re.IGNORECASE,
-)
 MEANINGLESS = re.compile(r"<.*|\(.*", re.DOTALL)  # of a kernel's name: its template arguments and parameters
 # Everyone's data goes to everyone, so nobody leaves before the last arrives. A send and receive joins two
 # ranks, a broadcast or reduce goes one way, and a kernel that only pushes or copies waits for nobody.
@@ -60,9 +57,10 @@ def kind_of_kernel(name: str) -> str:
 
 
 def find_collectives(view: RankView) -> RankCollectives:
-    """The collectives of a rank."""
+    """The collectives of a rank: the kernels of that class."""
     trace, gpu = view.trace, view.trace.gpu
-    ops = np.flatnonzero(trace.matching(COLLECTIVE)[gpu.name] & (gpu.kind == KERNEL))
+    is_collective = np.array([name == COLLECTIVE for name in view.classes], bool)
+    ops = np.flatnonzero(is_collective[view.op_class] & (gpu.kind == KERNEL))
     token, tokens = _tokens(trace, ops)
     launch = view.launches.of_op[ops]
     launched = np.where(launch >= 0, view.launches.start[launch] if len(view.launches) else 0, 0)

@@ -13,7 +13,7 @@ import numpy as np
 from latencylab.model.integrity import InputError
 from latencylab.model.trace import I64, KERNEL, Trace
 
-COPY, OTHER = "copy", "other"
+COLLECTIVE, COPY, OTHER = "collective", "copy", "other"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@ def front_rank(ranks: Sequence[RankFindings]) -> int:
     """
 
     def weight(place: int) -> tuple[bool, float]:
-        findings = ranks[place].main
-        return _worst(findings) is not None, _parts(findings, ranks[place])[2]
+        return _worst(ranks[place].main) is not None, _parts(ranks[place])[2]
 
     return max(range(len(ranks)), key=lambda place: (*weight(place), -place))
 
@@ -51,8 +50,8 @@ def judge(
     main = rank.main
     reasons = tuple(_doubts(main, integrity))
     where = f"Rank {rank.rank}: " if len(ranks) > 1 else ""
-    late = _late(collectives, _parts(main, rank)[0], len(collectives.unpaired_by_rank)) if collectives else ""
-    return Verdict(where + _sentence(rank) + late, _confidence(main, rank, integrity), reasons)
+    late = _late(collectives, _parts(rank)[0], len(collectives.unpaired_by_rank)) if collectives else ""
+    return Verdict(where + _sentence(rank) + late, _confidence(rank, integrity), reasons)
 
 
 def _late(collectives: Collectives, wall: float, ranks: int) -> str:
@@ -70,8 +69,9 @@ def _late(collectives: Collectives, wall: float, ranks: int) -> str:
     return f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{because}."
 
 
-def _parts(findings: KindFindings | None, rank: RankFindings) -> tuple[float, float, float, float, float]:
-    parts = (findings.step_us if findings else None) or rank.window_us
+def _parts(rank: RankFindings) -> tuple[float, float, float, float, float]:
+    """Wall, busy, and idle of host, GPU and unknown: of a main step, or of the window without steps."""
+    parts = rank.main.step_us or rank.window_us
     return parts.wall, parts.busy, parts.idle_host, parts.idle_gpu, parts.idle_unknown
 
 
@@ -82,7 +82,7 @@ def _host_share(findings: KindFindings) -> float:
 
 def _sentence(rank: RankFindings) -> str:
     main = rank.main
-    wall, busy, host, gpu, unknown = _parts(main, rank)
+    wall, busy, host, gpu, unknown = _parts(rank)
     of_step = f"of the {wall / 1000:.2f} ms window"
     if main.step_us:
         of_step = f"of each {wall / 1000:.2f} ms {'' if main.kind == 'step' else f'{main.kind} '}step"
@@ -166,8 +166,9 @@ def _doubts(main: KindFindings, integrity: Integrity) -> list[str]:
     return doubts
 
 
-def _confidence(main: KindFindings, rank: RankFindings, integrity: Integrity) -> Confidence:
-    wall, _, host, _, unknown = _parts(main, rank)
+def _confidence(rank: RankFindings, integrity: Integrity) -> Confidence:
+    main = rank.main
+    wall, _, host, _, unknown = _parts(rank)
     if integrity.status == "unusable" or main.step_us is None or unknown > SMALL * wall:
         return "low"
     slowed = any(issue.code in ("stacks_on", "shapes_on") for issue in integrity.issues)
@@ -175,11 +176,7 @@ def _confidence(main: KindFindings, rank: RankFindings, integrity: Integrity) ->
     if main.steps.steady < FEW_STEPS or (slowed and host > SMALL * wall):
         return "low"
     if worst is not None:
-        return (
-            "high"
-            if all(doubt.startswith("not calibrated") for doubt in _doubts(main, integrity))
-            else "medium"
-        )
+        return "high" if worst.shown == worst.calls and integrity.status == "ok" else "medium"
     return "medium" if host > SMALL * wall or integrity.status != "ok" else "high"
 
 
@@ -190,7 +187,7 @@ def rank_fixes(rank: RankFindings) -> tuple[Fix, ...]:
     finds the GPU drained and does not wait. Parts under 1 % of the step are left out.
     """
     main = rank.main
-    wall = _parts(main, rank)[0]
+    wall = _parts(rank)[0]
     sites = [
         Fix(f"remove the wait: {sync.site} ({sync.verdict})", sync.idle_us, bound="lower", site=sync.site)
         for sync in main.syncs

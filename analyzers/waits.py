@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -330,15 +331,17 @@ def _direction(copy: str) -> str:
 
 
 def _seams(calls: BlockingCalls, legs: LegTable) -> list[str]:
-    """The leg launched next after each call; after the last one, what mostly follows the leg before it."""
-    follows: dict[str, Counter[str]] = defaultdict(Counter)
-    for before, after in zip(legs.name, legs.name[1:], strict=False):
-        follows[before][after] += 1
-    seams = []
-    for following in np.searchsorted(legs.launch_start, calls.start).tolist():
-        if following < len(legs):
-            seams.append(legs.name[following])
-        else:
-            likely = follows[legs.name[-1]].most_common(1) if len(legs) else []
-            seams.append(likely[0][0] if likely else "")
+    """The leg that each call's thread launches next; after its last, what mostly follows the one before."""
+    seams = [""] * len(calls)
+    for thread in np.unique(calls.thread).tolist():
+        mine = np.flatnonzero(legs.thread == thread)
+        names = [legs.name[row] for row in mine.tolist()]
+        follows = Counter(pairwise(names))
+        likely = max(
+            (pair for pair in follows if pair[0] == names[-1]), key=lambda p: follows[p], default=("", "")
+        )
+        rows = np.flatnonzero(calls.thread == thread)
+        following = np.searchsorted(legs.launch_start[mine], calls.start[rows])
+        for row, leg in zip(rows.tolist(), following.tolist(), strict=True):
+            seams[row] = names[leg] if leg < len(names) else likely[1]
     return seams

@@ -52,7 +52,7 @@ class World:
     def __init__(self, scenario: RankScenario) -> None:
         self.scenario = scenario
         self.heap: list[tuple[int, int, int, int]] = []
-        self.todo: deque[Callable[[], None]] = deque()
+        self.ready: deque[Callable[[], None]] = deque()
         self.joints: dict[tuple[str, tuple[int, ...], int], Joint] = {}
         self.counts: Counter[tuple[int, str, tuple[int, ...]]] = Counter()
         self.group_numbers: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -93,12 +93,12 @@ class World:
 
     def settle(self, cell: Cell[T], value: T) -> None:
         cell.value = value
-        self.todo += cell.waiters
+        self.ready += cell.waiters
         cell.waiters.clear()
 
     def drain(self) -> None:
-        while self.todo:
-            self.todo.popleft()()
+        while self.ready:
+            self.ready.popleft()()
 
     def joint(self, comm: Comm, rank: int) -> Joint:
         """The next collective of this group on this rank."""
@@ -147,7 +147,7 @@ class RankEngine(Engine):
         queue = self.queues.setdefault(stream, deque())
         queue.append(work)
         if len(queue) == 1:
-            self.world.todo.append(partial(self.pump, stream))
+            self.world.ready.append(partial(self.pump, stream))
             self.world.drain()
 
     def pump(self, stream: int) -> None:
