@@ -10,6 +10,7 @@ import numpy as np
 
 from latencylab.analyzers.clocks import Clock
 from latencylab.analyzers.collectives import RankCollectives
+from latencylab.analyzers.intervals import holder
 from latencylab.analyzers.pairing import Pairing
 from latencylab.analyzers.view import RankView
 from latencylab.model.trace import I64, HostEvents, Trace
@@ -31,10 +32,7 @@ class HostWaits:
 
     def at(self, time: I64) -> I64:
         """The row that holds each time, or -1."""
-        if not len(self.start):
-            return np.full(len(time), -1, np.int64)
-        row = np.searchsorted(self.start, time, side="right") - 1
-        return np.where((row >= 0) & (time < self.end[np.maximum(row, 0)]), row, -1)
+        return holder(self.start, self.end, time)
 
 
 def find_host_waits(

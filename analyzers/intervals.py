@@ -98,3 +98,11 @@ def cut(start: I64, end: I64, edges: I64) -> tuple[I64, I64, I64]:
     last_of_row = np.append(rows[1:] != rows[:-1], True) if len(rows) else np.zeros(0, bool)
     ends = np.where(last_of_row, ends, np.append(starts[1:], 0)) if len(rows) else ends
     return starts, ends, rows
+
+
+def holder(start: I64, end: I64, time: I64) -> I64:
+    """The row of the interval that holds each time, or -1; starts in order, intervals disjoint."""
+    if not len(start):
+        return np.full(len(time), -1, np.int64)
+    row = np.searchsorted(start, time, side="right") - 1
+    return np.where((row >= 0) & (time < end[np.maximum(row, 0)]), row, -1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latencylab.analyzers.intervals import holder
 from latencylab.analyzers.launches import Launches
 from latencylab.model.trace import I64, HostEvents, Trace
 
@@ -45,11 +46,11 @@ class StepTable:
 
     def of_host(self, time: I64) -> I64:
         """The step whose host interval holds each time, or -1."""
-        return _holder(self.host_start, self.host_end, time)
+        return holder(self.host_start, self.host_end, time)
 
     def of_gpu(self, time: I64) -> I64:
         """The step that each time on the GPU belongs to, or -1."""
-        return _holder(self.start, self.end, time)
+        return holder(self.start, self.end, time)
 
 
 def find_steps(trace: Trace, launches: Launches, step_span: re.Pattern[str] | None = None) -> StepTable:
@@ -127,7 +128,7 @@ def _on_gpu(trace: Trace, launches: Launches, starts: I64, thread: int, source: 
     """Place the steps that begin at these host times on the GPU; those that launch nothing are none."""
     past = max(int(trace.api.end.max(initial=0)), int(launches.start.max(initial=0))) + 1
     ends = np.append(starts[1:], past)
-    step = _holder(starts, ends, launches.start)
+    step = holder(starts, ends, launches.start)
     first = np.full(len(starts), np.iinfo(np.int64).max)
     last = np.full(len(starts), np.iinfo(np.int64).min)
     inside = step >= 0
@@ -144,7 +145,7 @@ def _on_gpu(trace: Trace, launches: Launches, starts: I64, thread: int, source: 
 def _kinds(trace: Trace, host_start: I64, host_end: I64) -> tuple[str, ...]:
     """Each step's kind, from the spans that begin within its host interval."""
     found: list[set[str]] = [set() for _ in host_start]
-    for row, step in enumerate(_holder(host_start, host_end, trace.spans.start)):
+    for row, step in enumerate(holder(host_start, host_end, trace.spans.start)):
         if step >= 0:
             found[step].add(trace.names[trace.spans.name[row]])
     return tuple(kind_of(names) for names in found)
@@ -168,11 +169,3 @@ def kind_of(spans: set[str]) -> str:
             context, generation = int(tokens.group(1)) > 0, int(tokens.group(2)) > 0
             return "mixed" if context and generation else "prefill" if context else "decode"
     return "step"
-
-
-def _holder(start: I64, end: I64, time: I64) -> I64:
-    """The row of the interval that holds each time, or -1; starts in order, intervals disjoint."""
-    if not len(start):
-        return np.full(len(time), -1, np.int64)
-    row = np.searchsorted(start, time, side="right") - 1
-    return np.where((row >= 0) & (time < end[np.maximum(row, 0)]), row, -1)
