@@ -141,10 +141,10 @@ def summarise_collectives(joined: RankSet, kinds: Sequence[Sequence[KindView]]) 
     profiler's start apart.
     """
     skew, pairing = joined.skew, joined.pairing
-    main = [its[0] for its in kinds]
+    main = _of_kind(kinds, _kind_names(kinds)[0])
     used = _used(joined, main)
     counted = used.any(axis=1)
-    units = np.array([kind.units for kind in main], np.float64)
+    units = np.array([kind.units if kind else 1 for kind in main], np.float64)
     per_rank = np.maximum(used.any(axis=0).sum(), 1)
 
     def per_step_us(ns: I64, rows: Bool) -> float:
@@ -200,12 +200,18 @@ def _steps(joined: RankSet, r: int) -> I64:
 
 def _late_by_kind(joined: RankSet, kinds: Sequence[Sequence[KindView]]) -> tuple[Late, ...]:
     """Who was late in each kind of step; the main kind of the first rank first."""
-    names = dict.fromkeys(kind.kind for its in kinds for kind in its)
-    late: list[Late] = []
-    for name in names:
-        of_rank = [next((kind for kind in its if kind.kind == name), None) for its in kinds]
-        late += _late(joined, of_rank)
-    return tuple(late)
+    return tuple(late for name in _kind_names(kinds) for late in _late(joined, _of_kind(kinds, name)))
+
+
+def _kind_names(kinds: Sequence[Sequence[KindView]]) -> list[str | None]:
+    """The kinds of step of all ranks; None, for the window, only where no rank has steps."""
+    names = list(dict.fromkeys(kind.kind for its in kinds for kind in its))
+    return [name for name in names if name is not None] or [None]
+
+
+def _of_kind(kinds: Sequence[Sequence[KindView]], name: str | None) -> list[KindView | None]:
+    """Each rank's steps of this kind, None for a rank that has none."""
+    return [next((kind for kind in its if kind.kind == name), None) for its in kinds]
 
 
 def _late(joined: RankSet, kinds: Sequence[KindView | None]) -> list[Late]:
@@ -215,6 +221,7 @@ def _late(joined: RankSet, kinds: Sequence[KindView | None]) -> list[Late]:
     others = np.maximum(skew.there.sum(axis=1) - 1, 1)
     caused = skew.wait.sum(axis=1) / others
     total = float(caused[judged].sum())
+    units = max((kind.units for kind in kinds if kind), default=1)  # one for all, so that ranks compare
     late = []
     for r, (view, kind) in enumerate(zip(joined.views, kinds, strict=True)):
         rows = judged[skew.last[judged] == r]
@@ -232,11 +239,11 @@ def _late(joined: RankSet, kinds: Sequence[KindView | None]) -> list[Late]:
             Late(
                 rank=view.trace.rank,
                 kind=kind.kind or "window",
-                wait_us=kind.mean_us(wait),
+                wait_us=wait / units / 1000,
                 share=wait / total if total else 0.0,
                 count=len(rows),
                 causes={
-                    causes.names[cause] if cause >= 0 else UNEXPLAINED: kind.mean_us(its)
+                    causes.names[cause] if cause >= 0 else UNEXPLAINED: its / units / 1000
                     for cause, its in found
                 },
             )

@@ -96,6 +96,8 @@ def _resolve(paths: list[str | Path]) -> _Source:
 
 def _expand(given: str | Path) -> list[Path]:
     """The files or folders that one argument stands for; a path that exists is never taken as a pattern."""
+    if not str(given):
+        raise InputError("an empty name is no capture")
     path = Path(given)
     try:
         path = path.expanduser()

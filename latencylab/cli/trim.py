@@ -65,4 +65,11 @@ def command(
     from latencylab.traces.trim import trim_capture
 
     windows = {trace.rank: host_window(trace, *steps, step_span) for trace in kept}
+    latest, earliest = max(start for start, _ in windows.values()), min(end for _, end in windows.values())
+    if latest >= earliest:
+        click.echo(
+            "latencylab: warning: steps count from where each rank's record begins, and these ranks began so"
+            " far apart that the steps kept have no time in common",
+            err=True,
+        )
     trim_capture(capture, windows, output, about={"steps": list(steps)}, force=force)

@@ -326,3 +326,22 @@ def test_causes_and_the_headline_add_up() -> None:
     assert found.collectives is not None
     for late in found.collectives.late:
         assert sum(late.causes.values()) == pytest.approx(late.wait_us, rel=0.011)
+
+
+def test_a_rank_without_the_steps_asked_for_is_left_out_of_the_means() -> None:
+    """It is no step of its own: a selection of steps that one rank lacks leaves the others' means alone."""
+    traces = plain_run()
+    middle = int((traces[3].gpu.start.min() + traces[3].gpu.end.max()) // 2)
+    tables = {
+        name: table.take(table.start < middle)
+        for name in ("gpu", "api", "ops", "spans", "frames", "syncs", "overhead")
+        for table in [getattr(traces[3], name)]
+    }
+    cut = Capture("synthetic", None, None, (*traces[:3], replace(traces[3], **tables)))
+    whole = analyze(Capture("synthetic", None, None, traces), ranks=[0], steps=(5, 8)).collectives
+    found = analyze(cut, ranks=[0], steps=(5, 8)).collectives
+    assert whole is not None
+    assert found is not None
+    assert found.step_us.transfer == pytest.approx(whole.step_us.transfer, rel=0.1)
+    assert "window" not in {late.kind for late in found.late}
+    assert [late.share for late in found.late] == sorted((late.share for late in found.late), reverse=True)
