@@ -5,7 +5,7 @@
 
 Each step launches four CUDA graphs (draft, metadata, verify, draft extend) and some eager kernels, with
 their flows, spans and framework ops. Ranks meet in the collectives of the verify graph, and each has a
-clock of its own. The same options give the same bytes. Sizes are those of the inflated JSON.
+clock of its own. The same options give the same JSON. Sizes are those of the inflated JSON.
 """
 
 from __future__ import annotations
