@@ -4,7 +4,6 @@
 """
 
 from latencylab.traces.bundle import (
-    Request,
     read_client,
     read_clock,
     read_manifest,
@@ -18,7 +17,6 @@ from latencylab.traces.trim import trim_capture, trim_file
 
 __all__ = [
     "SAMPLES",
-    "Request",
     "open_capture",
     "read_client",
     "read_clock",

@@ -8,17 +8,16 @@ the client saw them).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from latencylab.model.integrity import InputError, OutputError
-
-if TYPE_CHECKING:
-    import pandas as pd
+from latencylab.model.trace import MISSING
+from latencylab.model.unprofiled import Request, StepClock, Unprofiled
 
 SCHEMA = "latencylab.capture/1"
 MANIFEST = "manifest.json"
@@ -135,32 +134,6 @@ def _inside(folder: Path, name: str) -> Path | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request as its client saw it.
-
-    `start_ns` is when it was sent (epoch ns), `chunks` holds (ns since then, completion tokens so far) of
-    each arrival, `accept_length` is tokens per chunk after the first.
-    """
-
-    ttft_ms: float | None
-    tpot_ms: float | None
-    accept_length: float | None
-    chunks: tuple[tuple[int, int], ...] = ()
-    start_ns: int | None = None
-
-    @classmethod
-    def of(cls, start_ns: int | None, chunks: Iterable[Sequence[int]]) -> Request:
-        """The request with its figures computed; TPOT = (latency - TTFT) / (tokens - 1)."""
-        seen = tuple((at, tokens) for at, tokens in chunks)
-        if not seen:
-            return cls(None, None, None, (), start_ns)
-        (first, before), (last, tokens) = seen[0], seen[-1]
-        tpot = (last - first) / (tokens - 1) / 1e6 if tokens > 1 else None
-        accept = (tokens - before) / (len(seen) - 1) if len(seen) > 1 else None
-        return cls(first / 1e6, tpot, accept, seen, start_ns)
-
-
 class _Client(msgspec.Struct):
     requests: tuple[Request, ...]
 
@@ -184,14 +157,10 @@ def write_client(folder: Path, requests: Iterable[Request]) -> None:
     _write(folder / "unprofiled" / "client.json", '{"requests": [\n' + ",\n".join(rows) + "\n]}\n")
 
 
-def read_clock(folder: Path, rank: int) -> pd.DataFrame | None:
-    """The step clock of one rank, or None where there is none: one row a measured span.
-
-    Columns are CLOCK_COLUMNS; numbers are int64 (epoch ns, or ns), nullable (Int64) where a value may be
-    unknown. Raises InputError.
-    """
-    import pandas as pd
+def read_clock(folder: Path, rank: int) -> StepClock | None:
+    """The step clock of one rank, or None where there is none. Raises InputError."""
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     path = _clock_path(folder, rank)
@@ -209,24 +178,41 @@ def read_clock(folder: Path, rank: int) -> pd.DataFrame | None:
         raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
     if nulls := [name for name in sorted(_NEVER_NULL) if table[name].null_count]:
         raise InputError(f"{path}: a null in column {nulls[0]!r}")
-    frame: pd.DataFrame = table.to_pandas(use_threads=False, types_mapper={pa.int64(): pd.Int64Dtype()}.get)
-    return frame.astype(dict.fromkeys(_NEVER_NULL, "int64"))
+    columns: dict[str, Any] = {
+        name: tuple(pc.fill_null(table[name], "").to_pylist())
+        if name in _TEXT_COLUMNS
+        else pc.fill_null(table[name], MISSING).to_numpy()
+        for name in CLOCK_COLUMNS
+    }
+    return StepClock(**columns)
 
 
-def write_clock(folder: Path, rank: int, clock: pd.DataFrame) -> None:
-    """Write the step clock of one rank; a column that `clock` lacks is unknown throughout.
-
-    Raises OutputError.
-    """
+def write_clock(folder: Path, rank: int, clock: StepClock) -> None:
+    """Write the step clock of one rank; what is missing becomes null. Raises OutputError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pandas(
-        clock.reindex(columns=list(CLOCK_COLUMNS)), _clock_schema(), preserve_index=False, nthreads=1
-    )
+    schema = _clock_schema()
+    columns = [
+        pa.array([text or None for text in getattr(clock, name)], schema.field(name).type)
+        if name in _TEXT_COLUMNS
+        else pa.array(
+            getattr(clock, name), mask=(getattr(clock, name) == MISSING) & (name not in _NEVER_NULL)
+        )
+        for name in CLOCK_COLUMNS
+    ]
     sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata(None), sink, compression="zstd", compression_level=9)
+    pq.write_table(pa.table(columns, schema=schema), sink, compression="zstd", compression_level=9)
     _write(_clock_path(folder, rank), bytes(sink.getvalue()))
+
+
+def read_unprofiled(folder: Path, ranks: Iterable[int]) -> Unprofiled | None:
+    """The unprofiled part of a capture, or None where it has none. Raises InputError."""
+    requests = read_client(folder)
+    clocks = {rank: clock for rank in ranks if (clock := read_clock(folder, rank)) is not None}
+    if requests is None and not clocks:
+        return None
+    return Unprofiled(requests or (), clocks)
 
 
 def _clock_path(folder: Path, rank: int) -> Path:

@@ -42,14 +42,16 @@ def open_capture(
     carry the warning `rank_clash`; a file whose trace names the rank keeps it before one whose name does.
     Ranks that are not there are the issue `rank_missing` of the first trace.
 
-    Raises InputError, one line, where any part is missing, unreadable or not a trace.
+    Raises InputError, one line, where any part is missing, unreadable or not what it should be.
     """
     source = _resolve([paths] if isinstance(paths, str | Path) else list(paths))
     per_file = _read(source.files, max_bytes, cache, jobs, progress)
     traces = _note_missing(source, _assign_ranks(source, per_file))
     for trace in traces:
         _freeze(trace)
-    return Capture(source.path, source.folder, source.manifest, traces)
+    ranks = sorted({trace.rank for trace in traces})
+    unprofiled = bundle.read_unprofiled(source.folder, ranks) if source.folder is not None else None
+    return Capture(source.path, source.folder, source.manifest, traces, unprofiled)
 
 
 def read_text(path: str | Path) -> str:

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from latencylab.model.integrity import InputError, OutputError
+from latencylab.model.unprofiled import Request, StepClock
 from latencylab.traces import bundle
 
 
@@ -94,27 +97,27 @@ def test_manifest_that_cannot_be_written(tmp_path: Path) -> None:
         bundle.write_manifest(tmp_path, {"files": {}})
 
 
-def test_clock_keeps_every_nanosecond_and_null(tmp_path: Path) -> None:
-    clock = pd.DataFrame(
-        {
-            "step": [0, 1],
-            "span": ["scheduler.run_batch", "draft"],
-            "start_ns": [1_795_957_490_752_271_675, 1_795_957_490_752_271_677],
-            "end_ns": [1_795_957_490_752_271_676, 1_795_957_490_752_271_679],
-            "waiting_ns": pd.array([None, 5], "Int64"),
-            "kind": ["prefill", None],
-        }
+def test_clock_keeps_every_nanosecond_and_what_is_missing(tmp_path: Path) -> None:
+    clock = StepClock(
+        step=np.array([0, 1]),
+        span=("scheduler.run_batch", "draft"),
+        start_ns=np.array([1_795_957_490_752_271_675, 1_795_957_490_752_271_677]),
+        end_ns=np.array([1_795_957_490_752_271_676, 1_795_957_490_752_271_679]),
+        waiting_ns=np.array([-1, 5]),
+        cpu_ns=np.array([-1, -1]),
+        gpu_start_ns=np.array([7, -1]),
+        kind=("prefill", ""),
+        request=np.array([-1, 0]),
     )
     bundle.write_clock(tmp_path, 3, clock)
     read = bundle.read_clock(tmp_path, 3)
     assert read is not None
-    assert tuple(read.columns) == bundle.CLOCK_COLUMNS
-    assert read["start_ns"].tolist() == clock["start_ns"].tolist()
-    assert str(read["start_ns"].dtype) == "int64"
-    assert read["waiting_ns"].isna().tolist() == [True, False]
-    assert read["waiting_ns"][1] == 5
-    assert read["request"].isna().all()
-    assert read["kind"].isna().tolist() == [False, True]
+    assert len(read) == 2
+    for name in bundle.CLOCK_COLUMNS:
+        assert list(getattr(read, name)) == list(getattr(clock, name)), name
+    stored = pq.read_table(tmp_path / "unprofiled" / "clock-rank3.parquet")
+    assert stored["cpu_ns"].null_count == 2
+    assert stored["kind"].to_pylist() == ["prefill", None]
     assert bundle.read_clock(tmp_path, 0) is None
 
 
@@ -137,10 +140,10 @@ def test_bad_clock(tmp_path: Path) -> None:
 
 
 def test_client(tmp_path: Path) -> None:
-    request = bundle.Request.of(10**18, [(5_000_000, 1), (7_000_000, 4), (9_000_000, 5)])
+    request = Request.of(10**18, [(5_000_000, 1), (7_000_000, 4), (9_000_000, 5)])
     assert (request.ttft_ms, request.tpot_ms, request.accept_length) == (5.0, 1.0, 2.0)
-    empty = bundle.Request.of(None, [])
-    one = bundle.Request.of(1, [(5, 1)])
+    empty = Request.of(None, [])
+    one = Request.of(1, [(5, 1)])
     assert (one.tpot_ms, one.accept_length) == (None, None)
     assert bundle.read_client(tmp_path) is None
     bundle.write_client(tmp_path, [request, empty, one])
