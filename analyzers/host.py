@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latencylab.analyzers.intervals import Intervals
+from latencylab.analyzers.marks import plain_name
 from latencylab.model.trace import I64, ApiCalls, Bool, HostEvents, Trace
 
 SYNC, API, FRAMEWORK, GC, WAITING, PROFILER, SPAN = range(7)  # SPAN + i: in span i of `Doing.spans`
@@ -93,7 +94,7 @@ def innermost(trace: Trace, thread: int) -> tuple[I64, I64, tuple[str, ...]]:
         spans.start[rows].tolist(), spans.end[rows].tolist(), spans.name[rows].tolist(), strict=True
     ):
         close(start)
-        code = labels.setdefault(trace.names[name], SPAN + len(labels))
+        code = labels.setdefault(plain_name(trace.names[name]), SPAN + len(labels))
         stack.append((end, code))
         time.append(start)
         label.append(code)

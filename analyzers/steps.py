@@ -10,6 +10,7 @@ import numpy as np
 
 from latencylab.analyzers.intervals import holder
 from latencylab.analyzers.launches import Launches
+from latencylab.analyzers.marks import STEP
 from latencylab.model.trace import I64, HostEvents, Trace
 
 RUN_BATCH = re.compile(r"^scheduler\.run_batch$")
@@ -57,8 +58,8 @@ def find_steps(trace: Trace, launches: Launches, step_span: re.Pattern[str] | No
     """Find the steps by the first of these that yields one with GPU work:
 
     the spans in whose name `step_span` is found, and nothing else where it is given;
-    `scheduler.run_batch`; the span that opens the cycle of `draft`, `step[…]` and `draft_extend`;
-    `ProfilerStep#`; vLLM's `execute_…`; the repeating pattern of graph launches.
+    our runtime's `ll.step`; `scheduler.run_batch`; the span that opens the cycle of `draft`, `step[…]` and
+    `draft_extend`; `ProfilerStep#`; vLLM's `execute_…`; the repeating pattern of graph launches.
     """
     for source, starts, thread in _candidates(trace, launches, step_span):
         table = _on_gpu(trace, launches, starts, thread, source)
@@ -80,6 +81,7 @@ def _candidates(
     launching = np.isin(spans.thread, launches.thread)
     if launching.any():
         spans = spans.take(launching)
+    yield "ll.step", *_starts(spans, trace.matching(STEP)[spans.name])
     yield "scheduler.run_batch", *_starts(spans, trace.matching(RUN_BATCH)[spans.name])
     drafts = trace.matching(DRAFTS)[spans.name]
     legs = trace.matching(LEG_SPAN)[spans.name]
@@ -153,6 +155,8 @@ def _kinds(trace: Trace, host_start: I64, host_end: I64) -> tuple[str, ...]:
 
 def kind_of(spans: set[str]) -> str:
     """The kind of step that has these spans: prefill, decode, NEXTN, DSpark, verify, mixed or step."""
+    if said := {its["kind"] for its in map(STEP.match, spans) if its and its["kind"]}:
+        return said.pop() if len(said) == 1 else "mixed"
     modes = {m.group(1).upper() for m in map(MODE.match, spans) if m}
     prefill = bool(modes & {"EXTEND", "PREFILL", "SPLIT_PREFILL"})
     decode = bool(modes & {"DECODE", "VERIFY", "TARGET_VERIFY", "DRAFT"})

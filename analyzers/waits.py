@@ -15,6 +15,7 @@ from latencylab.analyzers.host import Paths
 from latencylab.analyzers.intervals import Intervals
 from latencylab.analyzers.launches import Launches
 from latencylab.analyzers.legs import LegTable
+from latencylab.analyzers.marks import MARK, STEP, marked_waits
 from latencylab.analyzers.steps import StepTable
 from latencylab.model.findings import Evidence, SyncKind
 from latencylab.model.trace import I64, MEMCPY, MISSING, Bool, Trace
@@ -71,7 +72,8 @@ def resolve_waits(
 ) -> Waits:
     """Find what each call waited for, by the best evidence there is.
 
-    recorded: a synchronization record, the copy that the call itself is, or a wait for the whole device;
+    recorded: a synchronization record, our runtime's marks of the event, the copy that the call itself is,
+    or a wait for the whole device;
     blocked: the last op that ended within 15 µs before the return of a call of over 20 µs;
     eliminated: the newest launch, by its place before the call, that was complete at every return of the
     site (for the steps of one kind). An allocation is charged with a wait only where it blocked.
@@ -110,9 +112,16 @@ def _paths(trace: Trace, calls: BlockingCalls) -> tuple[list[str], list[str]]:
     of_spans, of_ops = Paths(trace.spans, trace.names), Paths(trace.ops, trace.names)
     spans, ops = [], []
     for thread, time in zip(calls.thread.tolist(), calls.start.tolist(), strict=True):
-        spans.append(" > ".join(map(_stable, of_spans.at(thread, time))))
+        spans.append(" > ".join(map(_stable, _places(of_spans.at(thread, time)))))
         ops.append(" > ".join(of_ops.at(thread, time)))
     return spans, ops
+
+
+def _places(spans: tuple[str, ...]) -> tuple[str, ...]:
+    """The spans that say where a call stands: not those that mark the call itself, and of a step's two, ours
+    around the engine's own, the engine's."""
+    places = tuple(span for span in spans if not MARK.match(span))
+    return places[1:] if len(places) > 1 and STEP.match(places[0]) else places
 
 
 def _stable(span: str) -> str:
@@ -131,11 +140,12 @@ def _groups(keys: list[Hashable]) -> list[I64]:
 
 
 def _recorded(trace: Trace, launches: Launches, calls: BlockingCalls, op: I64, evidence: np.ndarray) -> None:
-    """Fill in what synchronization records say, and waits for the whole device, which need none."""
+    """Fill in what synchronization records and marks say, and waits for the whole device."""
     api, syncs = trace.api, trace.syncs
     record_of = {int(c): i for i, c in enumerate(syncs.correlation) if c >= 0}
     call_of = {int(c): i for i, c in enumerate(api.correlation) if c >= 0} if record_of else {}
     stream = trace.gpu.stream[launches.first_op]
+    marked = marked_waits(trace, calls.thread, calls.start)
     for i, row in enumerate(calls.row.tolist()):
         if evidence[i] == "recorded":
             continue
@@ -143,19 +153,26 @@ def _recorded(trace: Trace, launches: Launches, calls: BlockingCalls, op: I64, e
         record = record_of.get(int(api.correlation[row]))
         if WHOLE_DEVICE.search(calls.api[i]):
             candidates = np.arange(int(launches.before(before)))
+        elif marked.stream[i] >= 0:
+            candidates = _newest_on(launches, stream, marked.stream[i], marked.before[i])
         elif record is not None and syncs.stream[record] >= 0:
             recorded_by = call_of.get(int(syncs.record_correlation[record]))
             if recorded_by is not None:
                 before = api.start[recorded_by]
             elif "Event" in calls.api[i]:
                 continue  # the record does not say where the event was recorded
-            candidates = np.arange(int(launches.before(before)))
-            candidates = candidates[stream[candidates] == syncs.stream[record]][-1:]
+            candidates = _newest_on(launches, stream, syncs.stream[record], before)
         else:
             continue
         if len(candidates):
             op[i] = launches.last_op[candidates[np.argmax(launches.done[candidates])]]
             evidence[i] = "recorded"
+
+
+def _newest_on(launches: Launches, stream: I64, wanted: int, before: int) -> I64:
+    """The newest launch on a stream before a time, as an array of one or none."""
+    candidates = np.arange(int(launches.before(before)))
+    return candidates[stream[candidates] == wanted][-1:]
 
 
 def _place(done: I64, newest: I64, returned: I64) -> int | None:

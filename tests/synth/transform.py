@@ -6,7 +6,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from synth.actions import Action, FrameworkOp, GraphLaunch, Launch, Overhead, Python, Scenario, Span
+from synth.actions import (
+    Action,
+    EventRecord,
+    EventSync,
+    FrameworkOp,
+    GraphLaunch,
+    Launch,
+    Overhead,
+    Python,
+    Scenario,
+    Span,
+    StreamSync,
+    StreamWait,
+)
 
 
 def rewritten(scenario: Scenario, rule: Callable[[Action], Iterable[Action]]) -> Scenario:
@@ -52,5 +65,35 @@ def with_profiler_overhead(scenario: Scenario, dur: int, every: int = 10, inside
         if inside:
             return [replace(action, overhead=action.overhead + dur)]
         return [Python(1), Overhead(dur), Python(1), action]
+
+    return rewritten(scenario, rule)
+
+
+def with_marks(scenario: Scenario) -> Scenario:
+    """The spans that our runtime adds: `ll.step` around each run_batch, and marks around the calls of events
+    and streams. Kinds are those of the scenario."""
+    events: dict[str, int] = {}
+    steps = 0
+    words = {"nextn": "NEXTN", "dspark": "DSpark"}
+
+    def rule(action: Action) -> list[Action]:
+        nonlocal steps
+        match action:
+            case Span("scheduler.run_batch"):
+                kind = words.get(scenario.kinds[steps], scenario.kinds[steps])
+                steps += 1
+                return [Span(f"ll.step[{steps - 1} {kind}]", (Python(1), action, Python(1)))]
+            case EventRecord(event, stream):
+                number = events.setdefault(event, len(events))
+                return [Span(f"ll.event_record[event={number} stream={stream} step={steps}]", (action,))]
+            case EventSync(event):
+                number = events.setdefault(event, len(events))
+                return [Span(f"ll.wait.event_synchronize[event={number} step={steps}]", (action,))]
+            case StreamWait(event, stream):
+                number = events.setdefault(event, len(events))
+                return [Span(f"ll.stream_wait[event={number} stream={stream} step={steps}]", (action,))]
+            case StreamSync(stream):
+                return [Span(f"ll.wait.stream_synchronize[stream={stream} step={steps}]", (action,))]
+        return [action]
 
     return rewritten(scenario, rule)
