@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import numpy as np
 
+from latencylab.analyzers.calibration import calibrate
 from latencylab.analyzers.idle import HOST, UNKNOWN
 from latencylab.analyzers.integrity import find_issues
 from latencylab.analyzers.kernels import ClassTable, load_classes
@@ -37,6 +38,7 @@ from latencylab.model.findings import (
     Spread,
     Step,
     Steps,
+    Tracing,
     WindowParts,
 )
 from latencylab.model.integrity import InputError, Integrity, Issue
@@ -139,19 +141,43 @@ def analyze_examined(
     integrity = Integrity.of(_merged(issues))
     collectives = summarise_collectives(joined, kinds) if joined else None
     front = front_rank(findings)
+    calibration = calibrate(kinds[places[front]][0], capture.unprofiled, joined)
     return Analysis(
         capture_path=capture.path,
         manifest=capture.manifest,
         version=version("latencylab"),
-        verdict=judge(findings, front, integrity, collectives),
-        fixes=rank_fixes(findings[front]),
+        verdict=judge(findings, front, integrity, collectives, calibration),
+        fixes=rank_fixes(findings[front], calibration),
         integrity=integrity,
         ranks=findings,
         front=front,
         alignment=summarise_alignment(joined) if joined else None,
         collectives=collectives,
         rank_timeline=build_rank_timeline(joined, kinds[0][0]) if joined and timelines else None,
+        calibration=calibration,
     )
+
+
+def kind_in_front(
+    examined: Examined,
+    *,
+    ranks: Collection[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    kind: str | None = None,
+) -> KindView:
+    """The main kind of step of the rank that speaks for all, of what is chosen as in `analyze`.
+
+    Raises InputError as it does.
+    """
+    places = examined.places(ranks)
+    for place in places:
+        examined.steps(place, steps, kind)
+    views = examined.views
+    kinds = {place: _by_kind(views[place], chosen_steps(views[place], steps, kind)) for place in places}
+    if len(places) == 1:
+        return kinds[places[0]][0]
+    findings = tuple(_rank_findings(views[place], kinds[place], None, False) for place in places)
+    return kinds[places[front_rank(findings)]][0]
 
 
 def host_window(
@@ -218,6 +244,18 @@ def _rank_findings(
             for row in np.sort(np.concatenate([one.rows for one in by_kind])).tolist()
         ),
         timelines=tuple(its for one in by_kind for its in build_timelines(one)) if timelines else (),
+        tracing=_tracing(view),
+    )
+
+
+def _tracing(view: RankView) -> Tracing:
+    trace = view.trace
+    recorded = len(trace.syncs) > 0
+    return Tracing(
+        stacks=trace.stacks or len(trace.frames) > 0,
+        shapes=trace.shapes,
+        sync_events=recorded if recorded or "explicit" in view.waits.calls.kind else None,
+        versions=trace.versions,
     )
 
 

@@ -61,7 +61,9 @@ def attribute(trace: Trace, launches: Launches, idle: Idle, waits: Waits, steps:
         blocked = Intervals.union(calls.start[mine], calls.start[mine] + waits.blocked[mine])
         activities[one] = thread_activity(trace, one, blocked)
         host = _thread(trace, launches, idle) == one
-        drawn += _draw(idle.start[host], idle.end[host], waits, np.flatnonzero(mine))
+        debt = np.flatnonzero(mine & (waits.blocked > 0))
+        since = calls.start[debt] + waits.blocked[debt]
+        drawn += draw_on_debt(idle.start[host], idle.end[host], since, waits.blocked[debt], waits.site[debt])
     drawn_start, drawn_end, drawn_site = np.array(sorted(drawn), np.int64).reshape(-1, 3).T
     edges = [steps.start, steps.end, drawn_start, drawn_end]
     # A piece's labels are read at its start alone, so cutting at every thread's edges is harmless.
@@ -98,28 +100,20 @@ def _thread(trace: Trace, launches: Launches, idle: Idle) -> I64:
     return thread
 
 
-def _draw(start: I64, end: I64, waits: Waits, calls: I64) -> list[tuple[int, int, int]]:
+def draw_on_debt(start: I64, end: I64, since: I64, blocked: I64, site: I64) -> list[tuple[int, int, int]]:
     """Draw one thread's host pieces, in order of time, on the debt of its blocking calls.
 
-    Returns the parts so charged as (start, end, site).
+    Each call was `blocked` so many ns until `since`. Returns the parts so charged as (start, end, site).
     """
-    indebted = calls[waits.blocked[calls] > 0]
-    since = waits.calls.start[indebted] + waits.blocked[indebted]
     order = np.argsort(since, kind="stable")
-    coming = list(
-        zip(
-            since[order].tolist(),
-            waits.blocked[indebted[order]].tolist(),
-            waits.site[indebted[order]].tolist(),
-            strict=True,
-        )
-    )[::-1]
+    columns = (column[order].tolist() for column in (since, blocked, site))
+    coming = list(zip(*columns, strict=True))[::-1]
     debts: list[list[int]] = []  # what is left, and the site; the newest last
     parts = []
     for at, until in zip(start.tolist(), end.tolist(), strict=True):
         while coming and coming[-1][0] <= at:
-            _, left, site = coming.pop()
-            debts.append([left, site])
+            _, left, its_site = coming.pop()
+            debts.append([left, its_site])
         while debts and at < until:
             spent = min(debts[-1][0], until - at)
             parts.append((at, at + spent, debts[-1][1]))

@@ -78,7 +78,7 @@ def _summarise(view: KindView, site: Site, calls: I64, idle_us: float, wall_us: 
         queued_us=_median_us(waits.queued[calls]),
         evidence=evidence,
         shown=sum(waits.evidence[i] in ("recorded", "blocked") for i in calls),
-        verdict=_verdict(behind_us, need_us, _is_shown(view, waits, calls), idle_us, wall_us),
+        verdict=verdict_of(behind_us, need_us, is_shown(view, waits, calls), idle_us, wall_us),
     )
 
 
@@ -88,7 +88,7 @@ def _median_us(ns: I64) -> float | None:
     return float(np.median(known)) / 1000 if len(known) else None
 
 
-def _is_shown(view: KindView, waits: Waits, calls: I64) -> bool:
+def is_shown(view: KindView, waits: Waits, calls: I64) -> bool:
     """Whether what the calls wait for is shown: recorded, blocked once, or an op of the legs' streams."""
     if any(waits.evidence[i] in ("recorded", "blocked") for i in calls):
         return True
@@ -96,7 +96,7 @@ def _is_shown(view: KindView, waits: Waits, calls: I64) -> bool:
     return bool(np.isin(view.rank.trace.gpu.stream[known], view.rank.legs.stream).any())
 
 
-def _verdict(
+def verdict_of(
     behind_us: float | None, need_us: float | None, shown: bool, idle_us: float, wall_us: float
 ) -> SyncVerdict:
     """The rule: newer work than the host needs time for hides the wait; else it resets run-ahead."""

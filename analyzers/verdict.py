@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latencylab.model.findings import Collectives, Confidence, Fix, KindFindings, RankFindings, Sync, Verdict
+from latencylab.model.findings import (
+    Calibration,
+    Collectives,
+    Confidence,
+    Fix,
+    KindFindings,
+    RankFindings,
+    Sync,
+    Verdict,
+)
 from latencylab.model.integrity import Integrity
 
 SMALL = 0.03  # a share of the step below which a part is not worth the headline
@@ -43,15 +52,43 @@ def front_rank(ranks: Sequence[RankFindings]) -> int:
 
 
 def judge(
-    ranks: Sequence[RankFindings], front: int, integrity: Integrity, collectives: Collectives | None = None
+    ranks: Sequence[RankFindings],
+    front: int,
+    integrity: Integrity,
+    collectives: Collectives | None = None,
+    calibration: Calibration | None = None,
 ) -> Verdict:
-    """The verdict on the rank in front, and on who keeps the others waiting."""
+    """The verdict on the rank in front, on who keeps the others waiting, and on what remains of the host's
+    idle without the profiler."""
     rank = ranks[front]
     main = rank.main
-    reasons = tuple(_doubts(main, integrity))
+    reasons = tuple(_doubts(main, integrity, calibration))
     where = f"Rank {rank.rank}: " if len(ranks) > 1 else ""
     late = _late(collectives, _parts(rank)[0], len(collectives.unpaired_by_rank)) if collectives else ""
-    return Verdict(where + _sentence(rank) + late, _confidence(rank, integrity), reasons)
+    text = where + _sentence(rank) + _in_truth(calibration, _worst(main)) + late
+    return Verdict(text, _confidence(rank, integrity, calibration), reasons)
+
+
+def _holds(calibration: Calibration | None) -> bool:
+    return calibration is not None and calibration.status == "calibrated"
+
+
+def _in_truth(calibration: Calibration | None, named: Sync | None) -> str:
+    """What the step is without the profiler, where calibration says."""
+    if calibration is None or not _holds(calibration):
+        return ""
+    predicted, idle = calibration.predicted_step_us, calibration.idle_host_us
+    if predicted is None or idle is None:
+        return ""
+    step = f" Without the profiler the step takes {predicted.value / 1000:.2f} ms"
+    if idle.value < SMALL * predicted.value:
+        return f"{step} and the GPU waits for the host hardly at all: the idle shown is the profiler's."
+    dear = max(calibration.syncs, key=lambda site: site.cost_us.value, default=None)
+    cost = ""
+    if dear is not None and dear.cost_us.value >= SMALL * predicted.value:
+        which = "that wait" if named is not None and named.site == dear.site else f"the wait in {dear.site}"
+        cost = f"; {which} costs {dear.cost_us.value / 1000:.2f} ms of it"
+    return f"{step}, and the GPU waits {_share(idle.value, predicted.value)} of it for the host{cost}."
 
 
 def _late(collectives: Collectives, wall: float, ranks: int) -> str:
@@ -145,7 +182,7 @@ def _named(blame: str) -> str:
     return DOING.get(blame, blame)
 
 
-def _doubts(main: KindFindings, integrity: Integrity) -> list[str]:
+def _doubts(main: KindFindings, integrity: Integrity, calibration: Calibration | None) -> list[str]:
     """Why the verdict is not surer."""
     doubts = []
     if main.step_us is None:
@@ -154,7 +191,9 @@ def _doubts(main: KindFindings, integrity: Integrity) -> list[str]:
         doubts.append(f"no steady step: figures are of all {main.steps.found} found")
     elif main.steps.steady < FEW_STEPS:
         doubts.append(f"only {main.steps.steady} steady steps")
-    if _host_share(main) > SMALL:
+    if calibration is not None and calibration.status == "untrusted":
+        doubts.append(f"calibration is not trusted: {calibration.reason}; host idle is an upper bound")
+    elif _host_share(main) > SMALL and not _holds(calibration):
         doubts.append("not calibrated: the profiler slows the host, so host idle is an upper bound")
     worst = _worst(main)
     if worst is not None and worst.shown < worst.calls:
@@ -166,7 +205,7 @@ def _doubts(main: KindFindings, integrity: Integrity) -> list[str]:
     return doubts
 
 
-def _confidence(rank: RankFindings, integrity: Integrity) -> Confidence:
+def _confidence(rank: RankFindings, integrity: Integrity, calibration: Calibration | None) -> Confidence:
     main = rank.main
     wall, _, host, _, unknown = _parts(rank)
     if integrity.status == "unusable" or main.step_us is None or unknown > SMALL * wall:
@@ -177,15 +216,19 @@ def _confidence(rank: RankFindings, integrity: Integrity) -> Confidence:
         return "low"
     if worst is not None:
         return "high" if worst.shown == worst.calls and integrity.status == "ok" else "medium"
-    return "medium" if host > SMALL * wall or integrity.status != "ok" else "high"
+    upper_bound = host > SMALL * wall and not _holds(calibration)
+    return "medium" if upper_bound or integrity.status != "ok" else "high"
 
 
-def rank_fixes(rank: RankFindings) -> tuple[Fix, ...]:
-    """What to do, worst first, with the µs per step that the trace charges to it.
+def rank_fixes(rank: RankFindings, calibration: Calibration | None = None) -> tuple[Fix, ...]:
+    """What to do, worst first: what each fix alone gives where that is calibrated, else the µs per step that
+    the trace charges to it.
 
     Sites that pin come before all else: the trace hides what they cost, since a host slowed by the profiler
     finds the GPU drained and does not wait. Parts under 1 % of the step are left out.
     """
+    if calibration is not None and _holds(calibration):
+        return calibration.fixes
     main = rank.main
     wall = _parts(rank)[0]
     sites = [

@@ -53,7 +53,8 @@ class Waits:
     """Per blocking call: the `op` waited for (a row of the GPU ops, or -1) and its `evidence`; `blocked`,
     the ns it waited for that op; `behind`, the ns of GPU work launched after that op and before the call
     (-1 where unknown); `queued`, the ns of GPU work still to be done at its return; `need`, the ns from its
-    return until the next leg's launch returns (-1 where none follows); and its `site`, a row of `sites`.
+    return until the next leg's launch returns (-1 where none follows); its `site`, a row of `sites`; and
+    `reads`, the launch of the device-to-host copy that it reads, or -1.
     """
 
     calls: BlockingCalls
@@ -65,6 +66,7 @@ class Waits:
     need: I64
     site: I64
     sites: tuple[Site, ...]
+    reads: I64
 
 
 def resolve_waits(
@@ -105,6 +107,7 @@ def resolve_waits(
         _need(launches, calls, legs),
         site,
         sites,
+        copies,
     )
 
 
@@ -154,14 +157,15 @@ def _recorded(trace: Trace, launches: Launches, calls: BlockingCalls, op: I64, e
         if WHOLE_DEVICE.search(calls.api[i]):
             candidates = np.arange(int(launches.before(before)))
         elif marked.stream[i] >= 0:
-            candidates = _newest_on(launches, stream, marked.stream[i], marked.before[i])
+            count = int(launches.before(marked.before[i]))
+            candidates = _newest_on(stream, int(marked.stream[i]), count)
         elif record is not None and syncs.stream[record] >= 0:
             recorded_by = call_of.get(int(syncs.record_correlation[record]))
             if recorded_by is not None:
                 before = api.start[recorded_by]
             elif "Event" in calls.api[i]:
                 continue  # the record does not say where the event was recorded
-            candidates = _newest_on(launches, stream, syncs.stream[record], before)
+            candidates = _newest_on(stream, int(syncs.stream[record]), int(launches.before(before)))
         else:
             continue
         if len(candidates):
@@ -169,10 +173,9 @@ def _recorded(trace: Trace, launches: Launches, calls: BlockingCalls, op: I64, e
             evidence[i] = "recorded"
 
 
-def _newest_on(launches: Launches, stream: I64, wanted: int, before: int) -> I64:
-    """The newest launch on a stream before a time, as an array of one or none."""
-    candidates = np.arange(int(launches.before(before)))
-    return candidates[stream[candidates] == wanted][-1:]
+def _newest_on(stream: I64, wanted: int, count: int) -> I64:
+    """Of the first `count` launches the newest on a stream, as an array of one or none."""
+    return np.flatnonzero(stream[:count] == wanted)[-1:]
 
 
 def _place(done: I64, newest: I64, returned: I64) -> int | None:

@@ -21,6 +21,7 @@ from latencylab.model.findings import (
     Sync,
     WindowParts,
 )
+from latencylab.reports import calibration
 from latencylab.reports.format import storable
 
 SCHEMA = "latencylab.analysis/1"
@@ -51,7 +52,9 @@ def to_contract(analysis: Analysis) -> dict[str, Any]:
         "ranks": [_rank(r) for r in analysis.ranks],
         "alignment": None if analysis.alignment is None else _plain(asdict(analysis.alignment)),
         "collectives": None if analysis.collectives is None else _plain(asdict(analysis.collectives)),
-        "calibration": None,
+        "calibration": None
+        if analysis.calibration is None
+        else _plain(calibration.to_contract(analysis.calibration)),
     }
 
 
@@ -185,3 +188,8 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     return _plain(str(value))
+
+
+def as_plain(value: Any) -> Any:
+    """Any value as JSON data, as in the contract: for its sister documents."""
+    return _plain(value)

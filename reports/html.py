@@ -10,7 +10,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from latencylab.model.findings import Analysis, KindFindings, RankFindings, Step, Sync, WindowParts
-from latencylab.reports import figures, rank_data, summary, timelines
+from latencylab.reports import calibration, figures, rank_data, summary, timelines
 from latencylab.reports import format as fmt
 from latencylab.reports import ranks as ranks_of
 from latencylab.reports.names import collective_name, short_name
@@ -56,8 +56,12 @@ class RankView:
     others: list[KindView]
 
 
-def render_html(analysis: Analysis) -> str:
-    """The whole page. Names are escaped, folders of absolute paths are left out."""
+def render_html(analysis: Analysis, *, plotly: str | None = None, home: str | None = None) -> str:
+    """The whole page. Names are escaped, folders of absolute paths are left out.
+
+    `plotly` is the address of plotly.js, seen from the page; None puts all of it into the page. `home` is the
+    address of the page that lists this report among others, if there is one.
+    """
     front = summary.focus(analysis)
     ordered = sorted(analysis.ranks, key=lambda r: (r is not front, r.rank, r.device))
     ranks = [_rank_view(i, r) for i, r in enumerate(ordered)]
@@ -77,7 +81,7 @@ def render_html(analysis: Analysis) -> str:
         if view.median is not None
     ]
     page = (
-        _environment()
+        environment()
         .get_template("page.html")
         .render(
             analysis=analysis,
@@ -89,12 +93,16 @@ def render_html(analysis: Analysis) -> str:
             timed=bool(sections),
             figures_json=Markup(fmt.script_json(drawn)),  # noqa: S704  (escaped for a script element)
             timelines_json=Markup(_TIMELINES),  # noqa: S704  (replaced below)
-            plotly_js=Markup(get_plotlyjs()),  # noqa: S704  (plotly's own file)
+            plotly=plotly,
+            plotly_js=Markup(get_plotlyjs() if plotly is None else ""),  # noqa: S704  (plotly's own file)
+            home=home,
         )
     )
     if not sections:
         return page
-    embedded = timelines.embed(sections, LIMIT - len(page.encode("utf-8")), analysis.rank_timeline)
+    # Beside the page, plotly.js takes as much of its limit as within it: both pages show the same.
+    outside = 0 if plotly is None else len(get_plotlyjs())
+    embedded = timelines.embed(sections, LIMIT - outside - len(page.encode("utf-8")), analysis.rank_timeline)
     return page.replace(_TIMELINES, fmt.script_json(embedded))
 
 
@@ -135,7 +143,8 @@ def _median(rank: RankFindings, kind: KindFindings) -> Step | None:
     return next((steps[line.step] for line in rank.timelines if line.step in steps), None)
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """What renders the templates: it escapes, and shows values as `reports.format` writes them."""
     env = Environment(
         loader=PackageLoader("latencylab.reports"),
         autoescape=True,
@@ -159,6 +168,7 @@ def _environment() -> Environment:
     }
     env.globals |= {
         "s": summary,
+        "cal": calibration,
         "rk": ranks_of,
         "share": fmt.share,
         "count": fmt.count,

@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from latencylab.model.findings import Analysis, KindFindings, RankFindings
+from latencylab.reports import calibration, summary, text_details, text_ranks
 from latencylab.reports import format as fmt
-from latencylab.reports import summary, text_details, text_ranks
 from latencylab.reports.text_parts import (
     CONFIDENCE_STYLE,
     ROLE_STYLE,
@@ -44,9 +44,10 @@ def _first_screen(analysis: Analysis, console: Console) -> None:
     _integrity(analysis, console)
     if rank is None:
         return
-    _waterfall(rank, console)
+    _waterfall(analysis, rank, console)
+    _calibration(analysis, rank, console)
     text_ranks.print_late(analysis, console)
-    _blame(rank.main, summary.step_parts(rank).idle_host, console)
+    _blame(analysis, rank.main, summary.step_parts(rank).idle_host, console)
     _blocking(rank.main, console)
     _fixes(analysis, console)
     _ranks(analysis, rank, console)
@@ -93,7 +94,7 @@ def _integrity(analysis: Analysis, console: Console) -> None:
         console.print(issue_row(issue))
 
 
-def _waterfall(rank: RankFindings, console: Console) -> None:
+def _waterfall(analysis: Analysis, rank: RankFindings, console: Console) -> None:
     parts = summary.step_parts(rank)
     spread = rank.main.steps.wall_us
     title = f"Where a {summary.unit(rank.main)} goes, µs: {summary.basis(rank.main)}"
@@ -119,13 +120,32 @@ def _waterfall(rank: RankFindings, console: Console) -> None:
             Text(drawn, style="dim" if row.depth and not fill else style),
         )
     console.print(grid)
+    if fmt.amount(parts.idle_host) > 0:
+        console.print(indented(f"host idle {calibration.host_note(analysis)}", 2, "dim"))
 
 
-def _blame(kind: KindFindings, idle_host: float | None, console: Console) -> None:
+def _calibration(analysis: Analysis, rank: RankFindings, console: Console) -> None:
+    found = analysis.calibration
+    if found is None or not calibration.shown(analysis):
+        return
+    console.print()
+    line = Text("Calibration: ", style="bold")
+    line.append(calibration.headline(found), style=calibration.STATUS_STYLE[found.status])
+    console.print(line)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True, width=11)
+    grid.add_column(overflow="fold")
+    for topic, sentence in calibration.lines(found, summary.step_parts(rank).idle_host):
+        grid.add_row(Text(f"  {topic}", style="dim"), Text(fmt.clean(sentence)))
+    console.print(grid)
+
+
+def _blame(analysis: Analysis, kind: KindFindings, idle_host: float | None, console: Console) -> None:
     rows = summary.blame_rows(kind, idle_host, _TOP_BLAME)
     if not rows:
         return
-    heading(f"Host idle is blamed on, µs/{summary.unit(kind)} and share of it", console)
+    title = f"Host idle is blamed on, µs/{summary.unit(kind)} and share of it, {calibration.word(analysis)}"
+    heading(title, console)
     console.print(amounts(rows, idle_host, ROLE_STYLE["host"]))
 
 
@@ -163,7 +183,7 @@ def _ranks(analysis: Analysis, front: RankFindings, console: Console) -> None:
     others = [r for r in analysis.ranks if r is not front]
     if not others:
         return
-    heading("Other ranks", console)
+    heading(f"Other ranks, host idle {calibration.host_note(analysis)}", console)
     for rank in others[:_TOP_RANKS]:
         parts = summary.step_parts(rank)
         line = Text(f"rank {rank.rank}: {summary.unit(rank.main)} {fmt.duration(parts.wall)}, busy ")

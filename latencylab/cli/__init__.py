@@ -11,11 +11,25 @@ import click
 
 from latencylab.cli import _exit
 
-COMMANDS = ("report", "analyze", "trim", "export", "view")
+COMMANDS = (
+    "report",
+    "analyze",
+    "calibrate",
+    "diff",
+    "gate",
+    "trim",
+    "export",
+    "view",
+    "bench",
+    "capture",
+    "runtime",
+    "doctor",
+    "site",
+)
 
 EPILOG = """\
-Exit codes: 0 fine; 2 wrong usage; 3 input missing, unreadable or not comparable; 4 output not written;
-70 a bug; 130 interrupted.
+Exit codes: 0 fine; 1 the gate: a regression; 2 wrong usage; 3 input missing, unreadable or not comparable;
+4 output not written; 70 a bug; 130 interrupted.
 """
 
 

@@ -228,6 +228,19 @@ class KindFindings:
 
 
 @dataclass(frozen=True, slots=True)
+class Tracing:
+    """Which of the profiler's costly records were on, and the software `versions` that the trace names.
+
+    `sync_events` is None where nothing would show whether they were on.
+    """
+
+    stacks: bool = False
+    shapes: bool = False
+    sync_events: bool | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RankFindings:
     """One rank on one device; `main` is the kind that fills most of the window.
 
@@ -244,6 +257,91 @@ class RankFindings:
     other_kinds: tuple[KindFindings, ...]
     steps: tuple[Step, ...]
     timelines: tuple[Timeline, ...] = field(default=(), compare=False, repr=False)
+    tracing: Tracing = Tracing()
+
+
+CalibrationStatus = Literal["calibrated", "untrusted", "uncalibrated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure, and the 95 % interval that the spread between requests leaves."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTime:
+    """Host time per step in a span and in no inner one that was measured, µs, waiting left out: with the
+    profiler, and without it."""
+
+    span: str
+    profiled_us: float
+    unprofiled_us: Estimate
+    factor: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class SiteCost:
+    """A blocking site without the profiler, µs per step: how long it blocks, and what removing it gives.
+
+    `need_us` is as in `Sync`, but replayed without the profiler; so is the verdict.
+    """
+
+    site: str
+    profiled_blocked_us: float
+    blocked_us: Estimate
+    cost_us: Estimate
+    behind_us: float | None
+    need_us: float | None
+    verdict: SyncVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The median step with a change made to it, and what that gives per step on average, µs."""
+
+    what: str
+    step_us: Estimate
+    gain_us: Estimate
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a step would be without the profiler, by a replay of the trace of the rank in front.
+
+    `reason` says why the status is no better, or nothing. `unprofiled_step_us` is the measured median,
+    `predicted_step_us` the replayed one; `error_pct` compares them, each request predicted by a map fitted on
+    the other half of the requests; `blind_error_pct` does so without knowing the host's speed in the request
+    predicted. `host_factor` is None where the step does not depend on the host, `gpu_factor` where no step
+    shows it. Idle is mean µs per step, blame by site or doing. `fixes` says what each change alone gives.
+    """
+
+    status: CalibrationStatus
+    reason: str = ""
+    rank: int = 0
+    kind: str | None = None
+    profiled_step_us: float | None = None
+    unprofiled_step_us: Estimate | None = None
+    predicted_step_us: Estimate | None = None
+    error_pct: float | None = None
+    blind_error_pct: float | None = None
+    replay_error_pct: float | None = None
+    idle_host_us: Estimate | None = None
+    idle_gpu_us: Estimate | None = None
+    idle_host_blame_us: dict[str, Estimate] = field(default_factory=dict)
+    run_ahead_us: dict[str, Estimate] = field(default_factory=dict)
+    syncs: tuple[SiteCost, ...] = ()
+    spans: tuple[SpanTime, ...] = ()
+    host_factor: Estimate | None = None
+    gpu_factor: float | None = None
+    requests: int = 0
+    steps: int = 0
+    map_from: str = ""
+    fixes: tuple[Fix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +443,7 @@ class Analysis:
     alignment: Alignment | None = None
     collectives: Collectives | None = None
     rank_timeline: RankTimeline | None = field(default=None, compare=False)
+    calibration: Calibration | None = None
 
     def __repr__(self) -> str:
         lines = [f"Analysis of {self.capture_path}, confidence {self.verdict.confidence}", self.verdict.text]

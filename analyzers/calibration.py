@@ -1,0 +1,128 @@
+"""The calibration of an analysis: the rank in front, by its own clock or by another capture's map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from latencylab.analyzers.calibrate import Model, Test, compare, fit_model, in_us, replay_at, summarise
+from latencylab.analyzers.host_map_carry import carry
+from latencylab.analyzers.ranks import RankSet
+from latencylab.analyzers.syncs import summarise_syncs
+from latencylab.analyzers.view import KindView
+from latencylab.analyzers.what_if import (
+    Change,
+    find_site,
+    possible_changes,
+    predict,
+    rank_fixes_by_replay,
+    site_costs,
+)
+from latencylab.model.findings import Calibration, Estimate, Prediction
+from latencylab.model.integrity import InputError
+from latencylab.model.trace import I64
+from latencylab.model.unprofiled import Unprofiled
+
+NOT_MEASURED = "the capture has no part that was measured without the profiler"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibrated:
+    """A calibration with the model behind it, to ask it what a change would give."""
+
+    model: Model
+    found: Calibration
+
+    def predict(self, change: Change) -> Prediction:
+        """What a change gives. Raises InputError where it names what the trace does not have."""
+        sites = tuple(find_site(self.model, site) for site in change.sites)
+        outcome = predict(self.model, (replace(change, sites=sites),))[0]
+        notes = []
+        if sites:
+            notes.append("the wait alone is taken away: what the host does around it stays")
+        if change.peers < 1 and not self.model.program.wait.any():
+            notes.append(
+                "no wait for other ranks is known here: they are not in the capture, or were in time"
+            )
+        if self.found.status != "calibrated":
+            notes.append(f"the calibration is {self.found.status}: {self.found.reason}")
+        what = "; ".join((*(f"without {site}" for site in sites), *((change.what,) if change.what else ())))
+        return Prediction(what, outcome.step_us, outcome.gain_us, tuple(notes))
+
+
+def calibrate(view: KindView, unprofiled: Unprofiled | None, joined: RankSet | None) -> Calibration:
+    """The calibration of one kind of step of a rank; `uncalibrated`, with the reason, where there is none."""
+    rank = view.rank.trace.rank
+    profiled_us = None
+    if view.by_step:
+        profiled_us = float(np.median((view.rank.steps.end - view.rank.steps.start)[view.used])) / 1000
+    try:
+        found = calibrate_by_clock(view, unprofiled, joined).found
+    except InputError as error:
+        return Calibration("uncalibrated", str(error), rank, view.kind, profiled_us)
+    return found
+
+
+def calibrate_by_clock(view: KindView, unprofiled: Unprofiled | None, joined: RankSet | None) -> Calibrated:
+    """Calibrate by the capture's own step clock. Raises InputError, with the reason, where it cannot be."""
+    clock = unprofiled.clocks.get(view.rank.trace.rank) if unprofiled else None
+    if clock is None:
+        raise InputError(NOT_MEASURED)
+    model, test = fit_model(view, clock, wait_by_op(view, joined))
+    return complete(model, test)
+
+
+def calibrate_by_map(
+    view: KindView,
+    unprofiled: Unprofiled | None,
+    joined: RankSet | None,
+    source: Model,
+    name: str,
+) -> Calibrated:
+    """Calibrate by the map of another capture, called `name`, and test it on the capture's own step clock
+    where it has one. Raises InputError where nothing of the map fits."""
+    carried = carry(source, view, wait_by_op(view, joined))
+    clock = unprofiled.clocks.get(view.rank.trace.rank) if unprofiled else None
+    test = None if clock is None else compare(carried.model, clock)
+    done = complete(carried.model, test)
+    return Calibrated(done.model, replace(done.found, map_from=name))
+
+
+def complete(model: Model, test: Test | None) -> Calibrated:
+    """The whole calibration of a model."""
+    found = summarise(model, test)
+    syncs = summarise_syncs(model.view)
+    outcomes = predict(model, possible_changes(model, syncs))
+    costs = site_costs(model, syncs, outcomes)
+    step_us = found.predicted_step_us.value if found.predicted_step_us else 0.0
+    pinning = frozenset(cost.site for cost in costs if cost.verdict in ("harmful", "pinning"))
+    fixes = rank_fixes_by_replay(outcomes, step_us, pinning, found.status == "calibrated")
+    return Calibrated(model, replace(found, syncs=costs, fixes=fixes, run_ahead_us=_run_ahead(model)))
+
+
+def _run_ahead(model: Model) -> dict[str, Estimate]:
+    """By how much the host is ahead at each leg's first op, the median over steps, without the profiler."""
+    speeds = model.stretches.speeds()
+    _, times = replay_at(model, speeds)
+    program, stretches = model.program, model.stretches
+    counted = np.isin(program.step, model.steps)
+    ahead = {}
+    for row, name in enumerate(program.seams):
+        items = np.flatnonzero((program.leg == row) & counted)
+        if len(items):
+            ns = np.median(np.maximum(times.start[items] - times.end[items], 0), axis=0)
+            ahead[name] = in_us(stretches.median(stretches.at(speeds, ns)))
+    return ahead
+
+
+def wait_by_op(view: KindView, joined: RankSet | None) -> I64 | None:
+    """Per GPU op of the rank the ns that it waited for the last rank, or None for a rank alone."""
+    if joined is None:
+        return None
+    place = next(i for i, one in enumerate(joined.views) if one is view.rank)
+    row = joined.pairing.row[:, place]
+    waited = np.where(joined.pairing.blocking & ~joined.skew.trimmed, joined.skew.wait[:, place], 0)
+    wait = np.zeros(len(view.rank.trace.gpu), np.int64)
+    wait[joined.ranks[place].op[row[row >= 0]]] = waited[row >= 0]
+    return wait

@@ -1,0 +1,167 @@
+"""What a step clock measured of the steps of one kind, made comparable with a trace's."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from latencylab.analyzers.replay import F64
+from latencylab.analyzers.replay_build import clock_name
+from latencylab.analyzers.view import KindView
+from latencylab.model.integrity import InputError
+from latencylab.model.trace import I64, MISSING, Bool
+from latencylab.model.unprofiled import PROBE, STEP_SPANS, StepClock
+
+STRETCH = 16  # steps in a row of one request, whose host has one speed
+OUTLIER_TIMES = 3  # the median step, as in a trace
+UNNAMED_DECODES = {"decode", "step", ""}  # what a clock may call steps of any kind but prefill
+PREFILLS = {"prefill", "extend"}
+LEG = re.compile(r"^ll\.(draft|verify|extend|decode)$")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClockSteps:
+    """Steps one after the other in their requests, in ns. `length` is from start to start, by the GPU's time
+    where the clock has it; `span` the step's own span, `between` from its end to the next one's start;
+    `stretch` counts runs of up to 16 steps of one request. `self_ns` holds, per name of a span that the trace
+    has too, the host time in it and in no inner one, without waiting ("" outside the step's span). `waits`
+    says that waiting was measured apart."""
+
+    request: I64
+    length: I64
+    span: I64
+    between: I64
+    stretch: I64
+    self_ns: dict[str, F64]
+    waits: bool
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def of_requests(self, requests: I64) -> Bool:
+        return np.isin(self.request, requests)
+
+
+def clock_steps(clock: StepClock, view: KindView, clocked: frozenset[str]) -> ClockSteps:
+    """The steps of a clock that are of this kind, without the first of each request and outliers.
+
+    Raises InputError, naming the difference, where the clock is of another configuration than the trace.
+    """
+    name = STEP_SPANS[0] if STEP_SPANS[0] in clock.span else STEP_SPANS[1]
+    is_step = np.array([span == name for span in clock.span], bool)
+    rows = np.flatnonzero(is_step)
+    rows = rows[np.argsort(clock.start_ns[rows], kind="stable")]
+    kinds = np.array([clock.kind[row] for row in rows.tolist()])
+    wanted = _check_kinds(view.kind or "", kinds)
+    _check_legs(clock, view, wanted)
+    mine = np.isin(kinds, list(wanted))
+    request = clock.request[rows]
+    follows = np.append(mine[1:] & (request[1:] == request[:-1]), False)
+    leads = np.append(False, mine[:-1] & (request[1:] == request[:-1]))
+    length = np.append(np.diff(_gpu_or_host(clock, rows)), 0)
+    kept = np.flatnonzero(mine & follows & leads)
+    if not len(kept):
+        raise InputError(f"the step clock has no two steps of kind {view.kind} in a row")
+    kept = kept[length[kept] <= OUTLIER_TIMES * np.median(length[kept])]
+    until = np.append(clock.start_ns[rows][1:], clock.end_ns[rows][-1:])
+    self_ns = _self_times(clock, rows[kept], until[kept], clocked)
+    return ClockSteps(
+        request=request[kept],
+        length=length[kept],
+        span=(clock.end_ns - clock.start_ns)[rows[kept]],
+        between=(until - clock.end_ns[rows])[kept],
+        stretch=_stretches(request[kept]),
+        self_ns=self_ns,
+        waits=bool((clock.waiting_ns >= 0).any()),
+    )
+
+
+def _check_kinds(kind: str, kinds: np.ndarray) -> set[str]:
+    """The clock's words for the trace's kind."""
+    there = Counter(kinds.tolist())
+    exact = {word for word in there if word.lower() == kind.lower()}
+    family = PREFILLS if kind.lower() in PREFILLS else UNNAMED_DECODES
+    alike = exact or {word for word in there if word.lower() in family}
+    if not alike:
+        listed = ", ".join(f"{n} {word or 'unnamed'}" for word, n in there.items()) or "none"
+        raise InputError(
+            f"the step clock is of another configuration: kind {kind} in the trace, {listed} in it"
+        )
+    return alike
+
+
+def _check_legs(clock: StepClock, view: KindView, wanted: set[str]) -> None:
+    mine = {span for span, kind in zip(clock.span, clock.kind, strict=True) if kind in wanted}
+    timed = {found.group(1) for found in map(LEG.match, mine) if found}
+    legs = view.rank.legs
+    traced = {legs.name[row] for row in np.flatnonzero(view.legs).tolist()}
+    if timed and not any(name.startswith("replay ") for name in traced):
+        traced = {LEG.sub(r"\1", name) for name in traced}
+        if timed != traced:
+            raise InputError(
+                "the step clock is of another configuration: legs "
+                f"{', '.join(sorted(traced)) or 'none'} in the trace, {', '.join(sorted(timed))} in it"
+            )
+
+
+def _gpu_or_host(clock: StepClock, rows: I64) -> I64:
+    """When each step began: on the GPU where the clock says so of all, else on the host."""
+    on_gpu = clock.gpu_start_ns[rows]
+    return clock.start_ns[rows] if (on_gpu == MISSING).any() else on_gpu
+
+
+def _stretches(request: I64) -> I64:
+    """Numbers of the runs of about 16 steps that each request is cut into."""
+    stretch = np.zeros(len(request), np.int64)
+    number = 0
+    for its in dict.fromkeys(request.tolist()):
+        rows = np.flatnonzero(request == its)
+        parts = max(1, round(len(rows) / STRETCH))
+        stretch[rows] = number + np.arange(len(rows)) * parts // len(rows)
+        number += parts
+    return stretch
+
+
+def clocked_spans(clock: StepClock, view: KindView) -> frozenset[str]:
+    """The names of spans that the clock and the trace both have."""
+    trace = view.rank.trace
+    traced = {clock_name(trace.names[i]) for i in np.unique(trace.spans.name).tolist()}
+    return frozenset(traced & set(clock.span)) - {PROBE}
+
+
+def _self_times(clock: StepClock, rows: I64, until: I64, clocked: frozenset[str]) -> dict[str, F64]:
+    """Per name the host ns of each step that lie in that span and in no inner one, waiting left out."""
+    start = clock.start_ns[rows]
+    names = np.array([span if span in clocked else "" for span in clock.span])
+    outside = (until - start).astype(np.float64)
+    self_ns = {name: np.zeros(len(rows)) for name in sorted(clocked)}
+    self_ns[""] = outside
+    others = np.flatnonzero((names != "") | (clock.waiting_ns > 0))
+    others = others[np.lexsort((-clock.end_ns[others], clock.start_ns[others]))]
+    step = np.searchsorted(start, clock.start_ns[others], side="right") - 1
+    stack: list[tuple[int, str]] = []
+    rows_of = zip(
+        others.tolist(),
+        step.tolist(),
+        clock.start_ns[others].tolist(),
+        clock.end_ns[others].tolist(),
+        np.maximum(clock.waiting_ns[others], 0).tolist(),
+        strict=True,
+    )
+    for row, its, begin, end, waiting in rows_of:
+        if its < 0 or begin >= until[its]:
+            continue
+        while stack and stack[-1][0] <= begin:
+            stack.pop()
+        holder = stack[-1][1] if stack else ""
+        name = str(names[row])
+        if name:
+            self_ns[holder][its] -= end - begin
+            self_ns[name][its] += end - begin - waiting
+            stack.append((end, name))
+        else:
+            self_ns[holder][its] -= waiting
+    return self_ns

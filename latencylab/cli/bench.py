@@ -1,0 +1,163 @@
+"""`latencylab bench`: time one request at a time, with no profiler on."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from latencylab.cli._exit import debug_option
+from latencylab.cli._input import show_progress
+from latencylab.cli._output import STDOUT, check_file, force_option, print_text, write_file
+from latencylab.cli._server import Served, Server, takes_server
+from latencylab.model.integrity import InputError
+
+if TYPE_CHECKING:
+    from latencylab.runtime.bench import Measured, Workload
+
+WIDTH = 100
+# Metric: what it is called, and its decimals.
+_SHOWN = {
+    "ttft_ms": ("TTFT, ms", 2),
+    "tpot_ms": ("TPOT, ms", 3),
+    "step_ms": ("step, ms", 3),
+    "tokens_per_s": ("tokens/s", 1),
+    "accept_length": ("accept length", 2),
+}
+
+
+@click.command("bench")
+@takes_server
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=STDOUT,
+    metavar="FILE",
+    help="Write here instead of stdout.",
+)
+@force_option
+@click.argument("extra", metavar="[-- ARGUMENTS OF SGLANG]", nargs=-1, type=click.UNPROCESSED)
+@debug_option
+def command(server: Server, workload: Workload, form: str, output: Path, force: bool) -> None:
+    """Measure a server with one request in flight.
+
+    Ends with exit code 3 where a request fails, after what was measured until then.
+    """
+    context = click.get_current_context()
+    if server.url is None and server.preset is None:
+        raise click.UsageError("give either --url or --preset", context)
+    if server.extra and server.preset is None:
+        raise click.UsageError("arguments after -- are for a server that --preset launches", context)
+    if output != STDOUT:
+        check_file(output, force=force)
+
+    measured, about = _measure(server, workload)
+
+    from latencylab.runtime.bench import as_dict
+
+    result = as_dict(measured, about)
+    if form == "json":
+        text, encoding = json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8"
+    else:
+        text, encoding = _as_text(result, for_stdout=output == STDOUT), None
+    if output == STDOUT:
+        print_text(text, encoding)
+    else:
+        write_file(output, text, force=force)
+    if measured.stopped is not None:
+        raise InputError(
+            f"{measured.stopped}; {len(measured.answers)} of {workload.requests} requests were measured"
+        )
+
+
+def _measure(server: Server, workload: Workload) -> tuple[Measured, dict[str, Any]]:
+    from latencylab.runtime.bench import check_prompts, measure
+
+    with show_progress("measuring") as progress, server.serving(progress) as served:
+        check_prompts(workload, served.info)
+        measured = measure(served.target, workload, progress)
+        ended = served.running.ended() if measured.stopped and served.running else None
+        if ended is not None:
+            measured = replace(measured, stopped=f"{measured.stopped}; {ended}")
+        return measured, describe(served)
+
+
+def describe(served: Served) -> dict[str, Any]:
+    """What was measured: machine, server, and the switches of a preset."""
+    from latencylab.runtime import provenance
+
+    states = provenance.read_states(served.folder) if served.folder is not None else {}
+    known = provenance.describe_machine(is_local=served.is_local)
+    known |= provenance.describe_server(served.info, states)
+    if served.launch is not None:
+        known |= {
+            "preset": served.launch.preset,
+            "shape": served.launch.shape,
+            "ledger": known["ledger"] or dict(served.launch.switches),
+            "env": {**provenance.switches({**os.environ, **served.launch.env}), **known["env"]},
+        }
+        known["packages"] = {**provenance.installed_packages(), **known["packages"]}
+        # Two captures of one preset must not differ by where they kept their files and which port was free.
+        known["server_args"].pop("port", None)
+        known["env"].pop("LATENCYLAB_DIR", None)
+        if served.workdir is not None:
+            known["server_args"] = _without_text(known["server_args"], f"{served.workdir}/")
+    return known
+
+
+def _without_text(given: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The mapping with `text` taken out of its strings."""
+    return {
+        name: value.replace(text, "") if isinstance(value, str) else value for name, value in given.items()
+    }
+
+
+def _as_text(result: Mapping[str, Any], *, for_stdout: bool) -> str:
+    """A table of the requests and one line of medians; coloured where it goes to a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    stream = sys.stdout if for_stdout and sys.stdout is not None else StringIO()
+    width = None if stream.isatty() or os.environ.get("COLUMNS", "0") != "0" else WIDTH
+    console = Console(file=stream, width=width)
+    table = Table(title="one request in flight", title_justify="left", box=None, pad_edge=False)
+    table.add_column("request")
+    for title, _ in _SHOWN.values():
+        table.add_column(title, justify="right")
+    for row in result["requests"]:
+        table.add_row(
+            str(row["index"]), *(_number(row[metric], digits) for metric, (_, digits) in _SHOWN.items())
+        )
+    if result["requests"]:
+        table.add_section()
+        for key, name in (
+            ("median", "median"),
+            ("min", "least"),
+            ("max", "most"),
+            ("spread_pct", "spread, %"),
+        ):
+            cells = (
+                _number(
+                    result["summary"][metric] and result["summary"][metric][key], 1 if "%" in name else digits
+                )
+                for metric, (_, digits) in _SHOWN.items()
+            )
+            table.add_row(name, *cells)
+    with console.capture() as captured:
+        console.print(table)
+        if result["stopped"]:
+            console.print("not complete: ", result["stopped"], markup=False, highlight=False, sep="")
+    return captured.get()
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,113 @@
+"""`latencylab diff`: what differs between two captures, as text, JSON or a page."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from latencylab.cli._exit import debug_option
+from latencylab.cli._input import Selection, Source, show_progress, takes_capture, takes_selection
+from latencylab.cli._output import STDOUT, check_file, print_text, write_file
+
+if TYPE_CHECKING:
+    from latencylab.analyzers.analyze import Examined
+    from latencylab.model.comparison import Comparison
+
+WIDTH = 120
+
+
+class _TwoCaptures(click.Command):
+    """Its usage names both captures; how they are read is what every command's CAPTURE takes."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [self.options_metavar or "", "BASE HEAD"]
+
+
+@click.command("diff", cls=_TwoCaptures)
+@takes_capture
+@takes_selection
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json", "html"]), default="text", show_default=True
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=STDOUT,
+    metavar="FILE",
+    help="Write here instead of stdout.",
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Compare what is not comparable all the same, and replace a file that exists.",
+)
+@debug_option
+def command(source: Source, selection: Selection, form: str, output: Path, force: bool) -> None:
+    """Say what differs between two captures: HEAD minus BASE, µs per step.
+
+    BASE and HEAD are one capture each: a folder, a trace file, a glob in quotes (the files of several ranks)
+    or sample:NAME. Captures of another GPU, driver, model, workload, way of tracing, kind of step or legs are
+    refused with exit code 3. The commit, versions, switches and faults are what is compared, and named.
+    """
+    if len(source.paths) != 2:
+        raise click.UsageError(
+            f"takes two captures, BASE and HEAD, but got {len(source.paths)} (put a glob in quotes)",
+            click.get_current_context(),
+        )
+    if output != STDOUT:
+        check_file(output, force=force)
+
+    base, head = (_examine(replace(source, paths=(path,)), selection) for path in source.paths)
+
+    from latencylab.analyzers.diff import compare
+
+    with show_progress("comparing"):
+        comparison = compare(
+            base,
+            head,
+            ranks=selection.ranks,
+            steps=selection.steps,
+            kind=selection.kind,
+            force=force,
+            drawn=form == "html",
+        )
+    text, encoding = _render(comparison, form, for_stdout=output == STDOUT)
+    if output == STDOUT:
+        print_text(text, encoding)
+    else:
+        write_file(output, text, force=force)
+
+
+def _examine(source: Source, selection: Selection) -> Examined:
+    capture = source.open()
+    with show_progress("analysing"):
+        return selection.examine(capture)
+
+
+def _render(comparison: Comparison, form: str, *, for_stdout: bool) -> tuple[str, str | None]:
+    """The text, and the encoding that it must have: None for the terminal's own."""
+    if form == "json":
+        from latencylab.reports.diff_json import render_diff_json
+
+        return render_diff_json(comparison) + "\n", "utf-8"
+    if form == "html":
+        from latencylab.reports.diff_html import render_diff_html
+
+        return render_diff_html(comparison), "utf-8"
+    from rich.console import Console
+
+    from latencylab.reports.diff_text import render_diff_text
+
+    stream = sys.stdout if for_stdout and sys.stdout is not None else StringIO()
+    width = None if stream.isatty() or os.environ.get("COLUMNS", "0") != "0" else WIDTH
+    console = Console(file=stream, width=width)
+    with console.capture() as captured:
+        render_diff_text(comparison, console)
+    return captured.get(), None

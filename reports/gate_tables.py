@@ -1,0 +1,50 @@
+"""What the gate's renderers show alike: figures in words, and in which order."""
+
+from __future__ import annotations
+
+from latencylab.model.gate import GateResult, MetricVerdict, SiteVerdict
+from latencylab.reports.format import MISSING, clean, finite
+
+DECIDES = {True: "decides", False: "explains"}
+
+
+def figure(value: float | None) -> str:
+    """A value with digits enough to tell 0.1 % from none: `6.309`, `5,619.6`; whole where it is whole."""
+    number = finite(value)
+    if number is None:
+        return MISSING
+    if number == round(number):
+        return f"{number:,.0f}"
+    return f"{number:,.1f}" if abs(number) >= 100 else f"{number:,.3f}"
+
+
+def change(one: MetricVerdict) -> str:
+    """The change in % with its sign; nothing where it is not known."""
+    number = finite(one.change_pct)
+    return MISSING if number is None else f"{number:+.2f} %"
+
+
+def interval(one: MetricVerdict) -> str:
+    """What the change lies in."""
+    if one.interval_pct is None:
+        return MISSING
+    low, high = one.interval_pct
+    return f"{low:+.2f} to {high:+.2f} %"
+
+
+def site_cost(site: SiteVerdict) -> str:
+    """What a site costs a step, with the side on which that lies."""
+    return f"{site.cost_us:,.1f} µs" if site.calibrated else f"≥ {site.cost_us:,.1f} µs (not calibrated)"
+
+
+def site_runs(site: SiteVerdict) -> str:
+    """In how many runs it was found."""
+    return f"{site.runs} of {site.of}"
+
+
+def changes(result: GateResult) -> list[tuple[str, str, str]]:
+    """What was changed between the sides, in words."""
+    return [
+        (clean(one.field), clean(one.base) if one.base else MISSING, clean(one.head) if one.head else MISSING)
+        for one in result.changes
+    ]

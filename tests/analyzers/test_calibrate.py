@@ -1,0 +1,324 @@
+"""Calibration: simulated profilers whose slowing is known, and our own captures against their own clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latencylab import traces
+from latencylab.analyzers import analyze, examine, kind_in_front
+from latencylab.analyzers.calibration import (
+    NOT_MEASURED,
+    Calibrated,
+    calibrate,
+    calibrate_by_clock,
+    calibrate_by_map,
+)
+from latencylab.analyzers.host_map_carry import refuse_other_software
+from latencylab.analyzers.replay_build import clock_name
+from latencylab.analyzers.what_if import Change
+from latencylab.model.capture import Capture
+from latencylab.model.findings import Analysis, Calibration
+from latencylab.model.integrity import InputError
+from latencylab.model.unprofiled import StepClock, Unprofiled
+from synth import Leg, Scenario, Shape, decode_loop, simulate, slowed, to_trace, with_marks
+from synth.clock import slower_gpu, step_clock
+
+SAMPLES = Path(__file__).parents[2] / "traces" / "samples"
+NAMES = ("nextn", "nextn-host-stall", "dspark")
+STALL = "cudaStreamSynchronize in scheduler.run_batch"
+LEGS = (
+    Leg("draft", nodes=3, node_dur=60_000, metadata_graph=2),
+    Leg("step[VERIFY bs=1]", nodes=6, node_dur=60_000),
+    Leg("draft_extend", nodes=2, node_dur=60_000, seam_kernels=1),
+)
+EXTEND = Leg("draft_extend", nodes=1, node_dur=10_000, seam_kernels=1)  # too short to hide a wait before it
+HOSTS = (1.0, 1.05, 0.96, 1.1, 1.02, 0.98)  # how slow the host is in each request
+GPU_BOUND, HOST_BOUND, STALLED = 8_000, 90_000, 25_000
+
+
+def loop(host: int, steps: int, *, stall: bool = False, kind: str = "nextn") -> Scenario:
+    legs = (*LEGS[:2], EXTEND) if stall else LEGS
+    return with_marks(decode_loop([kind] * steps, Shape(host=host, legs=legs, stall=stall)))  # type: ignore[list-item]
+
+
+def capture(
+    unprofiled: Callable[[int], Scenario],
+    profiled: Callable[[Scenario], Scenario],
+    *,
+    full: bool = True,
+) -> Capture:
+    """A trace of 20 steps under a profiler, and six requests of 40 steps without it."""
+    runs = [simulate(slowed(unprofiled(40), host)) for host in HOSTS]
+    trace, _ = to_trace(simulate(profiled(unprofiled(20)))), None
+    return Capture("synth", None, None, (trace,), Unprofiled((), {0: step_clock(runs, full=full)}))
+
+
+def true_step(unprofiled: Callable[[int], Scenario]) -> float:
+    """The median step over all requests, µs."""
+    steps = []
+    for host in HOSTS:
+        trace = to_trace(simulate(slowed(unprofiled(40), host)))
+        steps.append(np.diff(examine(Capture("synth", None, None, (trace,))).views[0].steps.start)[4:])
+    return float(np.median(np.concatenate(steps))) / 1000
+
+
+def true_host_idle(unprofiled: Callable[[int], Scenario]) -> float:
+    """The mean host idle over all requests, µs per step."""
+    idle = []
+    for host in HOSTS:
+        trace = to_trace(simulate(slowed(unprofiled(40), host)))
+        steps = analyze(Capture("synth", None, None, (trace,)), timelines=False).ranks[0].steps
+        idle.append(np.mean([step.parts.idle_host for step in steps[6:-1]]))
+    return float(np.mean(idle))
+
+
+def calibrated(its: Capture) -> Calibrated:
+    return calibrate_by_clock(kind_in_front(examine(its)), its.unprofiled, None)
+
+
+def found(its: Capture) -> Calibration:
+    return calibrate(kind_in_front(examine(its)), its.unprofiled, None)
+
+
+def uniform(scenario: Scenario) -> Scenario:
+    return slowed(scenario, 1.7)
+
+
+def like_cupti(scenario: Scenario) -> Scenario:
+    """API calls suffer most, and the GPU a little."""
+    return slower_gpu(slowed(scenario, 1.4, calls=2.5), 1.02)
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize(
+    ("host", "stall"), [(GPU_BOUND, False), (HOST_BOUND, False), (STALLED, True), (HOST_BOUND, True)]
+)
+def test_a_uniform_profiler_is_seen_through(host: int, stall: bool, full: bool) -> None:
+    def scenario(steps: int) -> Scenario:
+        return loop(host, steps, stall=stall)
+
+    its = found(capture(scenario, uniform, full=full))
+    truth = true_step(scenario)
+    assert its.status == "calibrated", its.reason
+    assert its.predicted_step_us is not None
+    assert its.unprofiled_step_us is not None
+    assert its.unprofiled_step_us.value == pytest.approx(truth, rel=0.01)
+    assert its.predicted_step_us.value == pytest.approx(truth, rel=0.02)
+    assert its.idle_host_us is not None
+    assert its.idle_host_us.value == pytest.approx(true_host_idle(scenario), abs=0.02 * truth)
+
+
+@pytest.mark.parametrize(("host", "stall"), [(GPU_BOUND, False), (HOST_BOUND, False), (STALLED, True)])
+def test_a_profiler_that_slows_calls_most_is_seen_through_by_the_full_clock(host: int, stall: bool) -> None:
+    def scenario(steps: int) -> Scenario:
+        return loop(host, steps, stall=stall)
+
+    its = found(capture(scenario, like_cupti))
+    assert its.status == "calibrated", its.reason
+    assert its.predicted_step_us is not None
+    assert its.predicted_step_us.value == pytest.approx(true_step(scenario), rel=0.02)
+    if host != HOST_BOUND:
+        assert its.gpu_factor == pytest.approx(1 / 1.02, abs=0.01)
+
+
+def test_the_host_factor_is_the_profilers() -> None:
+    its = found(capture(lambda steps: loop(HOST_BOUND, steps), uniform))
+    assert its.host_factor is not None
+    assert its.host_factor.value == pytest.approx(np.mean(HOSTS) / 1.7, rel=0.02)
+    assert its.host_factor.low < its.host_factor.value < its.host_factor.high
+    assert {span.span for span in its.spans} >= {"draft", "scheduler.run_batch"}
+    for span in its.spans:
+        assert span.factor.value == pytest.approx(np.mean(HOSTS) / 1.7, rel=0.05)
+
+
+def test_a_step_that_does_not_depend_on_its_host_identifies_no_factor() -> None:
+    its = found(capture(lambda steps: loop(GPU_BOUND, steps), lambda s: slowed(s, 1.2)))
+    assert its.status == "calibrated"
+    assert its.host_factor is None
+    assert its.idle_host_us is not None
+    assert its.idle_host_us.value == pytest.approx(0, abs=1)
+
+
+def test_a_wait_that_looks_free_in_the_trace_is_found_dear() -> None:
+    def scenario(steps: int) -> Scenario:
+        return loop(STALLED, steps, stall=True)
+
+    model = calibrated(capture(scenario, lambda s: slowed(s, 2.2)))
+    site = next(cost for cost in model.found.syncs if cost.site.startswith("cudaStreamSynchronize"))
+    assert site.profiled_blocked_us < 30
+    assert site.blocked_us.value > 100
+    assert site.verdict == "harmful"
+    prediction = model.predict(Change("", sites=("cudaStreamSynchronize",)))
+    assert prediction.gain_us.value == pytest.approx(site.cost_us.value, rel=0.01)
+    assert prediction.notes
+    assert any(fix.site == site.site and fix.calibrated for fix in model.found.fixes)
+
+
+def test_changes_that_the_step_does_not_depend_on_give_nothing() -> None:
+    model = calibrated(capture(lambda steps: loop(GPU_BOUND, steps), lambda s: slowed(s, 1.2)))
+    assert model.predict(Change("", spans=(("draft", 0.5),))).gain_us.value == pytest.approx(0, abs=0.5)
+    faster = model.predict(Change("", kernels=(("verify", 2.0),)))
+    assert faster.gain_us.value == pytest.approx(6 * 60 / 2, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (Change("", sites=("nowhere",)), "nowhere"),
+        (Change("", spans=(("no span", 0.5),)), "no span"),
+        (Change("", kernels=(("no kernel", 2.0),)), "no kernel"),
+        (Change("", seams=(("no leg", 0.5),)), "no leg"),
+    ],
+)
+def test_a_change_to_what_is_not_there_is_refused(change: Change, word: str) -> None:
+    model = calibrated(capture(lambda steps: loop(GPU_BOUND, steps), uniform))
+    with pytest.raises(InputError, match=word):
+        model.predict(change)
+
+
+def renamed(clock: StepClock, **columns: object) -> StepClock:
+    return replace(clock, **columns)  # type: ignore[arg-type]
+
+
+def test_a_clock_of_another_configuration_is_refused_with_the_difference() -> None:
+    its = capture(lambda steps: loop(GPU_BOUND, steps), uniform)
+    assert its.unprofiled is not None
+    clock = its.unprofiled.clocks[0]
+    view = kind_in_front(examine(its))
+    other = renamed(clock, kind=tuple("DSpark" for _ in clock.kind))
+    with pytest.raises(InputError, match=r"kind NEXTN in the trace, \d+ DSpark"):
+        calibrate_by_clock(view, Unprofiled((), {0: other}), None)
+    legs = renamed(clock, span=tuple({"draft": "ll.draft"}.get(span, span) for span in clock.span))
+    with pytest.raises(InputError, match="legs draft, extend, verify in the trace, draft in it"):
+        calibrate_by_clock(view, Unprofiled((), {0: legs}), None)
+    assert calibrate(view, Unprofiled((), {0: other}), None).status == "uncalibrated"
+
+
+def test_a_map_of_other_software_is_refused_with_the_difference() -> None:
+    ours = {"gpu": "H200", "packages": {"torch": "2.14.1"}, "server_args": {"tp_size": 1}}
+    refuse_other_software(ours, ours | {"faults": {"x": True}})
+    refuse_other_software(ours, None)
+    with pytest.raises(InputError, match="gpu is H200 there and B200 here"):
+        refuse_other_software(ours, ours | {"gpu": "B200"})
+    with pytest.raises(InputError, match=r"package torch is 2\.14\.1 there and 2\.13\.0 here"):
+        refuse_other_software(ours, ours | {"packages": {"torch": "2.13.0"}})
+    with pytest.raises(InputError, match="server_args tp_size is 1 there and 4 here"):
+        refuse_other_software(ours, ours | {"server_args": {"tp_size": 4}})
+
+
+def test_a_clock_that_does_not_fit_is_not_trusted() -> None:
+    """Steps twice as long, with spans as long as they were: no profiler makes a GPU so much faster."""
+    its = capture(lambda steps: loop(GPU_BOUND, steps), uniform)
+    assert its.unprofiled is not None
+    clock = its.unprofiled.clocks[0]
+    origin = clock.start_ns.min()
+    later = origin + 2 * (clock.start_ns - origin)
+    on_gpu = np.where(clock.gpu_start_ns < 0, -1, origin + 2 * (clock.gpu_start_ns - origin))
+    end = later + clock.end_ns - clock.start_ns
+    stretched = renamed(clock, start_ns=later, end_ns=end, gpu_start_ns=on_gpu)
+    off = found(replace(its, unprofiled=Unprofiled((), {0: stretched})))
+    assert off.status == "untrusted"
+    assert off.reason
+    assert not any(fix.calibrated for fix in off.fixes)
+
+
+def test_names_of_spans_as_a_clock_has_them() -> None:
+    names = {
+        "step[VERIFY bs=1]": "step",
+        "ll.replay[draft]": "ll.replay.draft",
+        "ll.step[3 NEXTN]": "ll.step",
+    }
+    assert {name: clock_name(name) for name in names} == names
+
+
+@pytest.mark.parametrize("unprofiled", [None, Unprofiled((), {}), Unprofiled((), {1: None})])  # type: ignore[dict-item]
+def test_nothing_measured_is_uncalibrated(unprofiled: Unprofiled | None) -> None:
+    its = replace(capture(lambda steps: loop(GPU_BOUND, steps), uniform), unprofiled=unprofiled)
+    none = found(its)
+    assert (none.status, none.reason) == ("uncalibrated", NOT_MEASURED)
+    assert none.predicted_step_us is None
+    assert none.idle_host_us is None
+    assert none.profiled_step_us is not None
+    whole = analyze(its, timelines=False)
+    assert not any(fix.calibrated for fix in whole.fixes)
+
+
+def test_a_clock_without_rows_or_with_a_few_is_uncalibrated() -> None:
+    its = capture(lambda steps: loop(GPU_BOUND, steps), uniform)
+    assert its.unprofiled is not None
+    clock = its.unprofiled.clocks[0]
+    columns = [name for name in clock.__slots__ if name not in ("span", "kind")]
+    for rows in (0, 1, 40):
+        few = renamed(
+            clock,
+            span=clock.span[:rows],
+            kind=clock.kind[:rows],
+            **{name: getattr(clock, name)[:rows] for name in columns},
+        )
+        assert found(replace(its, unprofiled=Unprofiled((), {0: few}))).status == "uncalibrated"
+
+
+@cache
+def sample(name: str) -> Capture:
+    return traces.open_capture([SAMPLES / name], cache=False)
+
+
+@cache
+def of_sample(name: str) -> Calibrated:
+    return calibrated(sample(name))
+
+
+@cache
+def analysis(name: str) -> Analysis:
+    return analyze(sample(name), timelines=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_by_its_own_clock(name: str) -> None:
+    its = of_sample(name).found
+    assert its.status == "calibrated", its.reason
+    assert its.error_pct == pytest.approx(0, abs=5)
+    assert its.replay_error_pct == pytest.approx(0, abs=1)
+    assert its.unprofiled_step_us is not None
+    assert its.profiled_step_us is not None
+    assert its.profiled_step_us > 1.2 * its.unprofiled_step_us.value
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_a_sample_by_the_map_of_nextn(name: str) -> None:
+    view = kind_in_front(examine(sample(name)))
+    its = calibrate_by_map(view, sample(name).unprofiled, None, of_sample("nextn").model, "nextn").found
+    assert its.error_pct == pytest.approx(0, abs=10)
+    assert its.map_from == "nextn"
+
+
+def test_the_stalls_cost() -> None:
+    model = of_sample("nextn-host-stall")
+    nextn, stalled = of_sample("nextn").found.unprofiled_step_us, model.found.unprofiled_step_us
+    assert nextn is not None
+    assert stalled is not None
+    prediction = model.predict(Change("", sites=(STALL,)))
+    assert prediction.step_us.value == pytest.approx(nextn.value, rel=0.07)
+    means = [of_sample(name).model.stretches for name in ("nextn-host-stall", "nextn")]
+    cost = (means[0].mean(means[0].length).value - means[1].mean(means[1].length).value) / 1000
+    near = prediction.gain_us.value == pytest.approx(cost, rel=0.2)
+    assert near or prediction.gain_us.low <= cost <= prediction.gain_us.high
+    assert model.found.fixes[0].site.startswith(STALL)
+    assert analysis("nextn-host-stall").calibration == model.found
+
+
+def test_what_a_verdict_says_of_it() -> None:
+    assert "the idle shown is the profiler's" in analysis("dspark").verdict.text
+    assert "that wait costs" in analysis("nextn-host-stall").verdict.text
+    for name in NAMES:
+        assert "Without the profiler the step takes" in analysis(name).verdict.text
+        assert not any("not calibrated" in reason for reason in analysis(name).verdict.reasons)
+    bare = analyze(replace(sample("nextn"), unprofiled=None), timelines=False)
+    assert "Without the profiler" not in bare.verdict.text
+    assert any("not calibrated" in reason for reason in bare.verdict.reasons)

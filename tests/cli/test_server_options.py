@@ -1,0 +1,31 @@
+"""The commands that measure servers: their help is quick, and says what they take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"numpy", "pandas", "pyarrow", "msgspec", "isal", "rich", "sglang", "torch"}
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (
+            "bench",
+            {"--url", "--preset", "--input-tokens", "--output-tokens", "--seed", "--format", "--timeout"},
+        ),
+        (
+            "capture",
+            {"--url", "--server-dir", "--preset", "--shape", "--fault", "--steps", "--capture-range"},
+        ),
+    ],
+)
+def test_help(command, options):
+    show = f"import sys; from latencylab.cli import run; run(['{command}', '--help']);"
+    show += " print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+    assert options <= set(done.stdout.replace(",", " ").split())
+    assert not HEAVY & set(done.stderr.split())
