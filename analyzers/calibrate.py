@@ -34,6 +34,7 @@ TRUSTED_PCT = 5.0  # of the measured step, by which the predicted one may be off
 REPLAY_PCT = 1.0  # of the profiled step, by which its replay with nothing changed may be off
 GPU_FACTORS = (0.9, 1.05)  # the profiler slows the GPU by some percent: another factor is something else
 SPEEDS_REPLAYED = 7
+MOST_STEPS = 64  # of a trace that are replayed: more tell no more, and take as much longer
 RESAMPLED = 400
 SEED = 1  # intervals are the same in every run
 
@@ -150,9 +151,13 @@ def _stretches(timed: ClockSteps, speed: F64) -> Stretches:
 def program_of(view: KindView, wait_ns: I64 | None, clocked: frozenset[str]) -> tuple[Program, I64]:
     """The model of a kind's rank, and the steps that count. Raises InputError where there are none."""
     program = build_program(view.rank, wait_ns, clocked)
-    steps = counted_steps(view.used, len(view.rank.steps))
+    found = len(view.rank.steps)
+    steps = counted_steps(view.used, found)
     if program is None or not len(steps):
         raise InputError("the trace has too few steps, or too few of their launches, to be replayed")
+    early = counted_steps(view.used[view.used < MOST_STEPS], min(found, MOST_STEPS))
+    if found > MOST_STEPS and len(early):
+        return program.until(MOST_STEPS), early
     return program, steps
 
 

@@ -21,7 +21,7 @@ from latencylab.analyzers.replay import F64, Program, Scenarios, joined, replay,
 from latencylab.analyzers.step_clock import ClockSteps
 from latencylab.model.trace import I64, Bool
 
-SPEEDS = np.geomspace(0.1, 3.0, 48)  # of the host, over what the trace shows
+SPEEDS = np.geomspace(0.15, 2.5, 36)  # of the host, over what the trace shows
 WARM_STEPS = 6  # of a replay, until the queue is as long as it gets
 UNHELD = 0.01  # of the time between two steps' spans: blocked no longer, all of it is the host's work
 TRIED_GPU = 0.96  # the factor beside 1 between which the step's dependence on it is taken

@@ -24,8 +24,9 @@ from latencylab.analyzers.view import KindView
 from latencylab.model.integrity import InputError
 from latencylab.model.trace import I64
 
-# Of a manifest, what makes another software or another machine: no host time of it says anything here.
-SAME = ("gpu", "driver", "host")
+# Of a manifest, what makes another software or another kind of machine: its host times say nothing here.
+# Another host of the kind is one speed more, which the ratio of matched calls takes out.
+SAME = ("gpu", "driver")
 SAME_ARGS = (
     "tp_size",
     "dp_size",

@@ -18,7 +18,7 @@ more than the trace allows, so that a replay with nothing changed gives the trac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,17 @@ class Program:
 
     def __len__(self) -> int:
         return len(self.thread)
+
+    def until(self, step: int) -> Program:
+        """The same up to where this step begins on the host."""
+        last = int(self.edges[step, 0])
+        items = {
+            column.name: getattr(self, column.name)[:last]
+            for column in fields(self)
+            if isinstance(getattr(self, column.name), np.ndarray) and column.name != "edges"
+        }
+        events = {item: its for item, its in self.events.items() if item < last}
+        return replace(self, **items, events=events, edges=self.edges[:step])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

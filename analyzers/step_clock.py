@@ -59,8 +59,10 @@ def clock_steps(clock: StepClock, view: KindView, clocked: frozenset[str]) -> Cl
     _check_legs(clock, view, wanted)
     mine = np.isin(kinds, list(wanted))
     request = clock.request[rows]
-    follows = np.append(mine[1:] & (request[1:] == request[:-1]), False)
-    leads = np.append(False, mine[:-1] & (request[1:] == request[:-1]))
+    # A step that was not recorded leaves a hole, and no length of the step before it.
+    next_to = (request[1:] == request[:-1]) & (np.diff(clock.step[rows]) == 1)
+    follows = np.append(mine[1:] & next_to, False)
+    leads = np.append(False, mine[:-1] & next_to)
     length = np.append(np.diff(_gpu_or_host(clock, rows)), 0)
     kept = np.flatnonzero(mine & follows & leads)
     if not len(kept):

@@ -113,7 +113,8 @@ def format_faults(faults: Iterable[Injected]) -> str:
 class Injector:
     """Does, on one rank, what the faults say; the plugin calls it at the places of a step.
 
-    `active` tells the state file what each fault came to on this rank.
+    `active` tells the state file what each fault came to on this rank, `in_steps` whether any of them acts
+    within steps.
     """
 
     def __init__(self, faults: Iterable[Injected], rank: int) -> None:
@@ -128,6 +129,7 @@ class Injector:
         self._busy = bool(here.get("sleep", {}).get("busy", 1))
         self._gpu_us = here.get("gpu-work", {}).get("us", 0)
         self._cycles_per_us = 0.0
+        self.in_steps = bool(self._item or self._every or self._sleep_ns or self._gpu_us)
 
     def before_model(self) -> None:
         """What must be in place before the scheduler asks the attention backends what they need."""

@@ -34,7 +34,8 @@ class Target:
 
     `hook` names what is done with it; `parameters` are those that the hook gives by position, in order;
     `modes` are the ways of decoding that call it; `used` is the path from the scheduler to the object on
-    which it is called, "" where nothing is checked. One that is not `needed` may be missing.
+    which it is called, "" where nothing is checked. One that is not `needed` may be missing. One of `detail`
+    is in place only while the spans within steps are recorded.
     """
 
     path: str
@@ -43,6 +44,13 @@ class Target:
     modes: frozenset[str] = EVERY
     used: str = ""
     needed: bool = True
+
+    @property
+    def detail(self) -> bool:
+        return self.hook in _DETAIL or self.hook.startswith(("ll.", "leg "))
+
+
+_DETAIL = {"process_result", "profile_predicate", "publish", "prepare", "backend_replay", "graph_replay"}
 
 
 def _only(mode: str) -> frozenset[str]:
@@ -194,6 +202,34 @@ def make_hooks(recorder: Recorder, graphs: GraphHooks, profiles: Mapping[str, Ho
         target.path: recorder.span(target.hook) if target.hook.startswith("ll.") else named[target.hook]
         for target in TARGETS
     }
+
+
+class Details:
+    """Our hooks of the spans within a step, put in place and taken away again: a call through one costs about
+    a µs even where it records nothing, and there are two dozen a step.
+
+    One that is not the outermost hook of its function stays in place: it is not ours to take away.
+    """
+
+    def __init__(self, targets: tuple[Target, ...], hooks: Mapping[str, Hook]) -> None:
+        self.on = True
+        self._places = [place for target in targets if (place := _removable(target, hooks[target.path]))]
+
+    def switch(self, on: bool) -> None:
+        """Put all in place, or take all away."""
+        self.on = on
+        for owner, name, wrapper, original in self._places:
+            setattr(owner, name, wrapper if on else original)
+
+
+def _removable(target: Target, hook: Hook) -> tuple[Any, str, Any, Any] | None:
+    """Where a hook of detail sits in its class, its wrapper, and what that wraps."""
+    owner_path, _, name = target.path.rpartition(".")
+    owner = pkgutil.resolve_name(owner_path) if target.detail else None
+    wrapper = vars(owner).get(name) if isinstance(owner, type) else None
+    original = getattr(wrapper, "__wrapped__", None)
+    ours = any(_content(cell) is hook for cell in getattr(wrapper, "__closure__", None) or ())
+    return (owner, name, wrapper, original) if ours and original is not None else None
 
 
 def verify(targets: tuple[Target, ...], hooks: Mapping[str, Hook], scheduler: Any = None) -> dict[str, str]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latencylab.runtime.faults import Injector
 from latencylab.runtime.gpu_clock import GpuClock
 from latencylab.runtime.spans import Tracer
 from latencylab.runtime.step_clock import MISSING, PROBE_EVERY, StepRing
 from latencylab.runtime.waits import Waits
+
+if TYPE_CHECKING:
+    from latencylab.runtime.hooks import Details
 
 Original = Callable[..., Any]
 POLL_NS = 20_000_000  # how often an idle scheduler looks for a command
@@ -43,6 +46,7 @@ class Recorder:
         self.gpu: GpuClock | None = None
         self.waits: Waits | None = None
         self.poll: Callable[[], None] | None = None
+        self.details: Details | None = None
         self.live = False
         self._clock = clock
         self._capturing = 0
@@ -52,6 +56,7 @@ class Recorder:
         self._other = (OTHER, ring.intern(OTHER))
         self._kind = ""
         self._rid: Any = None
+        self._turn_step = MISSING
         self._request = MISSING
         self._first_leg = False
         self._leg = ""
@@ -94,6 +99,13 @@ class Recorder:
             else:
                 self.waits.remove_marks()
         self._update()
+        self._switch_details()
+
+    def _switch_details(self) -> None:
+        """Have the hooks within steps in place where anybody needs them."""
+        wanted = self.ring.detail or self.tracer.on or self.injector.in_steps
+        if self.details is not None and self.details.on != wanted:
+            self.details.switch(wanted)
 
     def capture(self, more: int) -> None:
         """A capture of a graph begins (1) or has ended (-1)."""
@@ -164,8 +176,17 @@ class Recorder:
         """
         if not self.live:
             return original(*args, **kwargs)
-        self.ring.rewind()
-        self.ring.begin_turn()
+        ring = self.ring
+        if ring.step != self._turn_step:
+            self._turn_step = ring.step
+            ring.keep()
+        ring.rewind()
+        ring.begin_turn()
+        self._switch_details()
+        if ring.on and ring.step >= self._next_probe:
+            self._next_probe = ring.step + PROBE_EVERY
+            ring.probe()
+            ring.keep()
         if self._idle is None:
             return self._receive(original, *args, **kwargs)
         received = original(*args, **kwargs)
@@ -174,14 +195,10 @@ class Recorder:
         return received
 
     def process_result(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """`Scheduler.process_batch_result`; every so often the probe of the host's speed follows it."""
+        """`Scheduler.process_batch_result`."""
         result = self._result(original, *args, **kwargs)
-        ring = self.ring
-        if ring.on:
-            if ring.step >= self._next_probe:
-                self._next_probe = ring.step + PROBE_EVERY
-                ring.probe()
-            ring.keep()
+        if self.ring.on:
+            self.ring.keep()
         return result
 
     def on_idle(self, original: Original, scheduler: Any) -> Any:

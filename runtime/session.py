@@ -138,6 +138,7 @@ class Session:
         except OutputError as error:
             self._refuse_or_warn(str(error))
         recorder.poll = lambda: self._poll(scheduler)
+        recorder.details = hooks.Details(self._targets, self._hooks)
         recorder.go_live()
         try:
             return original(scheduler, *args, **kwargs)
@@ -239,6 +240,8 @@ class Session:
         recorder = self._recorder
         recorder.switch_clock(False)
         recorder.live = False
+        if recorder.details is not None:
+            recorder.details.switch(False)
         if recorder.waits is not None:
             recorder.waits.remove()
             gc.callbacks.remove(recorder.on_gc)

@@ -20,7 +20,7 @@ from latencylab.model.unprofiled import PROBE, StepClock
 CAPACITY = 1 << 18  # rows: some 10,000 steps, 21 MB
 PROBE_EVERY = 32  # steps
 PROBE_TURNS = 600  # about 20 µs in CPython 3.12 at 3 GHz; fixed, so that times compare between hosts
-DETAIL_EVERY = 4  # steps: how often the spans within a step are recorded; steps and waits always are
+DETAIL_STEPS, DETAIL_EVERY = 8, 64  # of so many steps in a row the first ones are recorded in detail
 MEASURE_EVERY = 5  # steps: how often the recording measures itself, which costs too; prime to DETAIL_EVERY
 MISSING = -1
 
@@ -38,9 +38,9 @@ _pack, _pack_short = _ROW.pack_into, _SHORT.pack_into
 class StepRing:
     """The rows of one process. Only the thread that runs the steps may write.
 
-    `on` says whether to record, `detail` whether the spans within this step, too. `own_ns` is the time spent
-    in the recording itself, as measured by those who record while `measuring`, over `own_steps` steps;
-    `layers_ns` is what each hook costs beside that, in the calls around it, whether it records or not.
+    `on` says whether to record, `detail` whether the spans within this step, too. Steps and waits always are.
+    `own_ns` is the time spent in the recording itself, as measured by those who record while `measuring`,
+    over `own_steps` steps; `layers_ns` is what a row costs beside that, in the calls around its hook.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -55,8 +55,7 @@ class StepRing:
         self.measuring = False
         self.own_ns = 0
         self.own_steps = 0
-        self._hooks = self._turns = self._turn_count = 0  # rows of detailed turns, one a hook; such turns
-        self._turn_step = MISSING
+        self._own_rows = self._began = 0
         self._in_detail = False
         self.layers_ns = 0.0
         self.count = 0  # rows written so far and not taken back
@@ -81,16 +80,15 @@ class StepRing:
 
     def begin_turn(self) -> None:
         """A turn of the engine's loop begins, which may run the next step."""
-        if self.detail and self.step != self._turn_step:
-            self._hooks += self.count - self._turn_count
-            self._turns += 1
-        self._turn_step, self._turn_count = self.step, self.count
-        self._in_detail = (self.step + 1) % DETAIL_EVERY == 0
+        self._in_detail = (self.step + 1) % DETAIL_EVERY < DETAIL_STEPS
         self.detail = self.on and self._in_detail
 
     def begin_step(self, kind: int, request: int) -> None:
         """What follows belongs to the next step."""
+        if self.measuring:
+            self._own_rows += self.count - self._began
         self.step += 1
+        self._began = self.count
         self.measuring = self.on and self.step % MEASURE_EVERY == 0
         self.own_steps += self.measuring
         at = self.step % self.capacity * _PER_STEP.size
@@ -152,8 +150,8 @@ class StepRing:
         """What recording costs a step, in µs; None before the first."""
         if not self.own_steps:
             return None
-        hooks = self._hooks / self._turns if self._turns else 0.0
-        return (self.own_ns / self.own_steps + self.layers_ns * hooks) / 1e3
+        rows = self._own_rows + (self.count - self._began if self.measuring else 0)
+        return (self.own_ns + self.layers_ns * rows) / self.own_steps / 1e3
 
     def read(self, gpu_time: Callable[[I64], I64]) -> StepClock:
         """All rows, oldest first, in epoch ns; `gpu_time` turns tickets into `perf_counter_ns` times."""

@@ -21,6 +21,7 @@ from latencylab.analyzers.calibration import (
 )
 from latencylab.analyzers.host_map_carry import refuse_other_software
 from latencylab.analyzers.replay_build import clock_name
+from latencylab.analyzers.step_clock import clock_steps
 from latencylab.analyzers.what_if import Change
 from latencylab.model.capture import Capture
 from latencylab.model.findings import Analysis, Calibration
@@ -226,6 +227,35 @@ def test_a_clock_that_does_not_fit_is_not_trusted() -> None:
     assert off.status == "untrusted"
     assert off.reason
     assert not any(fix.calibrated for fix in off.fixes)
+
+
+def test_of_a_long_trace_the_first_steps_are_replayed() -> None:
+    clock = capture(lambda steps: loop(HOST_BOUND, steps), uniform).unprofiled
+    trace = to_trace(simulate(uniform(loop(HOST_BOUND, 90))))
+    model = calibrated(Capture("synth", None, None, (trace,), clock))
+    assert len(model.model.program.edges) == 64
+    assert model.model.steps.max() == 62
+    assert model.found.status == "calibrated"
+    assert model.found.error_pct == pytest.approx(0, abs=2)
+
+
+def test_a_step_that_was_not_recorded_makes_no_long_step() -> None:
+    its = capture(lambda steps: loop(HOST_BOUND, steps), uniform)
+    assert its.unprofiled is not None
+    clock = its.unprofiled.clocks[0]
+    view = kind_in_front(examine(its))
+    whole = clock_steps(clock, view, frozenset())
+    kept = clock.step % 3 > 0
+    columns = {name: getattr(clock, name) for name in clock.__slots__}
+    holes = StepClock(
+        **{
+            name: tuple(np.array(column)[kept]) if isinstance(column, tuple) else column[kept]
+            for name, column in columns.items()
+        }
+    )
+    assert len(whole) > 200
+    with pytest.raises(InputError, match="no two steps"):
+        clock_steps(holes, view, frozenset())
 
 
 def test_names_of_spans_as_a_clock_has_them() -> None:

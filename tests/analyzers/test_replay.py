@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from latencylab import traces
 from latencylab.analyzers import analyze, examine, kind_in_front
 from latencylab.analyzers.calibration import wait_by_op
 from latencylab.analyzers.host_map import profiled
 from latencylab.analyzers.replay import Program, Scenarios, Times, replay, step_starts
-from latencylab.analyzers.replay_build import build_program
+from latencylab.analyzers.replay_build import FEWEST_STEPS, build_program
 from latencylab.analyzers.replay_idle import replayed_idle
 from latencylab.analyzers.replay_order import stream_waits
 from latencylab.analyzers.view import RankView
@@ -33,6 +34,7 @@ from synth import (
     with_marks,
 )
 from synth.clock import slower_gpu
+from synth.strategies import decode_loops
 from synth.transform import rewritten
 
 SAMPLES = Path(__file__).parents[2] / "traces" / "samples"
@@ -115,6 +117,20 @@ def test_a_simulation_replayed_unchanged_is_itself(host: int, stall: bool) -> No
     calls = np.flatnonzero(program.awaits >= 0)
     assert len(calls) >= STEPS - 1
     assert np.abs(times.begin[calls, 0] - program.start[calls]).max() < 1
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(decode_loops())
+def test_any_loop_replayed_unchanged_is_itself(scenario: Scenario) -> None:
+    view = view_of(scenario)
+    program = build_program(view)
+    if program is None:
+        assert len(view.steps) < FEWEST_STEPS
+        return
+    times = played(program)
+    ops = np.flatnonzero(program.op >= 0)
+    true = view.trace.gpu.start[program.op[ops]] - program.origin
+    assert np.abs(times.start[ops, 0] - true).max() < 1
 
 
 @pytest.mark.parametrize("stall", [False, True])

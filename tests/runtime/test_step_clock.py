@@ -65,7 +65,7 @@ def test_the_cost_is_that_of_the_steps_which_measured_it() -> None:
                 ring.own_ns += 1000
     assert ring.own_steps == 5
     assert ring.own_us_per_step() == 3
-    ring.layers_ns = 500  # of each hook, which a step in detail has three of, and calls in every step
+    ring.layers_ns = 500
     assert ring.own_us_per_step() == 4.5
 
 
