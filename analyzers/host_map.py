@@ -292,7 +292,10 @@ def _relative(program: Program, steps: I64, clock: ClockSteps, chosen: Bool) -> 
     for sort, ns, counts in zip(program.sorts, traced.tolist(), _scaled(program).tolist(), strict=True):
         if counts:
             profiled_ns[sort.clocked] = profiled_ns.get(sort.clocked, 0.0) + ns
-    measured = {name: float(np.median(ns[chosen])) for name, ns in clock.self_ns.items()}
+    detailed = chosen & clock.detailed
+    if not detailed.any():
+        return relative
+    measured = {name: float(np.median(ns[detailed])) for name, ns in clock.self_ns.items()}
     both = [name for name, ns in profiled_ns.items() if ns >= LEAST_NS and measured.get(name, 0.0) > 0]
     whole = sum(measured[name] for name in both) / max(sum(profiled_ns[name] for name in both), 1.0)
     factors = {name: measured[name] / profiled_ns[name] for name in both}

@@ -19,6 +19,7 @@ STRETCH = 16  # steps in a row of one request, whose host has one speed
 OUTLIER_TIMES = 3  # the median step, as in a trace
 UNNAMED_DECODES = {"decode", "step", ""}  # what a clock may call steps of any kind but prefill
 PREFILLS = {"prefill", "extend"}
+WAIT = re.compile(r"^ll\.wait\.")
 LEG = re.compile(r"^ll\.(draft|verify|extend|decode)$")
 
 
@@ -27,8 +28,8 @@ class ClockSteps:
     """Steps one after the other in their requests, in ns. `length` is from start to start, by the GPU's time
     where the clock has it; `span` the step's own span, `between` from its end to the next one's start;
     `stretch` counts runs of up to 16 steps of one request. `self_ns` holds, per name of a span that the trace
-    has too, the host time in it and in no inner one, without waiting ("" outside the step's span). `waits`
-    says that waiting was measured apart."""
+    has too, the host time in it and in no inner one, without waiting ("" outside the step's span);
+    it tells names apart only in steps that are `detailed`. `waits` says that waiting was measured apart."""
 
     request: I64
     length: I64
@@ -37,6 +38,7 @@ class ClockSteps:
     stretch: I64
     self_ns: dict[str, F64]
     waits: bool
+    detailed: Bool
 
     def __len__(self) -> int:
         return len(self.length)
@@ -78,7 +80,18 @@ def clock_steps(clock: StepClock, view: KindView, clocked: frozenset[str]) -> Cl
         stretch=_stretches(request[kept]),
         self_ns=self_ns,
         waits=bool((clock.waiting_ns >= 0).any()),
+        detailed=_detailed(clock, rows[kept], until[kept], name),
     )
+
+
+def _detailed(clock: StepClock, rows: I64, until: I64, step_span: str) -> Bool:
+    """The steps of which the clock has more than the step and its waits; all, where it never has."""
+    inner = np.array([not WAIT.match(span) and span not in (step_span, PROBE) for span in clock.span], bool)
+    start = clock.start_ns[rows]
+    at = np.searchsorted(start, clock.start_ns[inner], side="right") - 1
+    at = at[(at >= 0) & (clock.start_ns[inner] < until[at])]
+    found = np.bincount(at, minlength=len(rows)) > 0
+    return found if found.any() else ~found
 
 
 def _check_kinds(kind: str, kinds: np.ndarray) -> set[str]:
