@@ -15,7 +15,7 @@ SYNC, API, FRAMEWORK, GC, WAITING, PROFILER, SPAN = range(7)  # SPAN + i: in spa
 FIXED = ("sync", "api", "framework", "gc", "waiting", "profiler")
 
 GC_SPAN = re.compile(r"\bgc\b", re.IGNORECASE)
-WAITING_EVENT = re.compile(r"^(?:gloo:|c10d::(?:monitored_)?barrier|(?:scheduler\.)?idle$)")
+WAITING_EVENT = re.compile(r"^(?:gloo:|c10d::(?:monitored_)?barrier|(?:(?:scheduler|ll)\.)?idle$)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
