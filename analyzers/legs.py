@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latencylab.analyzers.launches import Launches
+from latencylab.analyzers.marks import LEG_REPLAY
 from latencylab.analyzers.steps import LEG_SPAN, MODE, StepTable, outermost
 from latencylab.model.trace import I64, Trace
 
@@ -43,11 +44,13 @@ class LegTable:
 def find_legs(trace: Trace, launches: Launches, steps: StepTable) -> LegTable:
     """Find the legs: what one leg span (draft, verify, extend, decode) launches as graphs.
 
-    Without any leg span each replay of 32 ops or more is a leg, named by its place in the step.
+    Our runtime marks each leg's own replay, so that a metadata graph within the span is told apart. Without
+    any leg span each replay of 32 ops or more is a leg, named by its place in the step.
     """
     graphs = np.flatnonzero(launches.graph)
     spans = trace.spans
-    chosen = outermost(spans, trace.matching(LEG_SPAN)[spans.name])
+    replays = trace.matching(LEG_REPLAY)[spans.name]
+    chosen = replays if replays.any() else outermost(spans, trace.matching(LEG_SPAN)[spans.name])
     rows = np.flatnonzero(chosen)
     holder = np.full(len(graphs), -1, np.int64)
     for thread in np.unique(launches.thread[graphs]):
@@ -76,7 +79,7 @@ def find_legs(trace: Trace, launches: Launches, steps: StepTable) -> LegTable:
 
 
 def _leg_name(span: str) -> str:
-    mode = MODE.match(span)
+    mode = LEG_REPLAY.match(span) or MODE.match(span)
     name = mode.group(1).lower() if mode else span
     return NAMES.get(name, name)
 

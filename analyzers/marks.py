@@ -16,6 +16,7 @@ from latencylab.model.trace import I64, MISSING, Trace
 
 STEP = re.compile(r"^ll\.step\b(?:\[(?P<number>\d+)(?:\s+(?P<kind>\w+))?\])?")
 MARK = re.compile(r"^ll\.(?:wait\.|event_record\b|stream_wait\b)")
+LEG_REPLAY = re.compile(r"^ll\.replay\[(draft|verify|extend|decode)\]$")
 RECORD = re.compile(r"^ll\.event_record\b")
 EVENT_WAIT = re.compile(r"^ll\.wait\.event_synchronize\b")
 STREAM_SYNC = re.compile(r"^ll\.wait\.stream_synchronize\b")

@@ -37,12 +37,16 @@ _NUMBER = re.compile(rb'"?-?\d[\d.eE+-]*"?|true|false|null')
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _FRAME = re.compile(r".*[/\\](?=[^/\\]+\(\d+\): )", re.DOTALL)
 _PATH = re.compile(r"(?<![\w./\\>-])(?:~\w*|[A-Za-z]:)?(?:[/\\]+[^\s/\\\"'()<>|,;:=*?]+){2,}[/\\]?")
+_HOME = re.compile(r"(?:[A-Za-z]:)?[/\\]+(?:home|Users)[/\\]+[^/\\]+[/\\]?|~\w+[/\\]?", re.IGNORECASE)
 _PRIVATE = re.compile(
-    r"(?:\A|.*[_-])(?:(?:api|secret|access)_key(?:_id)?|tokens?|secrets?|passw(?:or)?ds?|credentials?|users?"
-    r"|username|logname|home|pwd|hosts?|hostname|nodename|nodelist|connection|proxy|ps1|ip|addr|address)"
+    r"(?:\A|.*[_-])(?:(?:api|secret|access|private|watermark)_key(?:_(?:id|b))?|tokens?|secrets?"
+    r"|passw(?:or)?ds?|credentials?|users?|username|logname|home|pwd|hosts?|hostname|nodename|nodelist"
+    r"|connection|endpoints?|urls?|proxy|ps1|ip|addr|address|run_id)"
     r"(?:\Z|[_-](?:key|id)\Z)",
     re.IGNORECASE,
 )
+# A variable of an environment that names places: what it says holds on one machine only.
+_PLACES = re.compile(r"(?:\A|[:;,=])\s*(?:~|[A-Za-z]:\\|[/\\])")
 
 
 def trim_capture(
@@ -70,7 +74,8 @@ def trim_capture(
         files = {rank: f"rank{rank}.trace.json.gz" for rank in sources}
         for rank, source in sources.items():
             trim_file(source, folder / files[rank], windows[rank])
-        bundle.write_manifest(folder, {**cleared(capture.manifest or {}), **(about or {}), "files": files})
+        manifest = cleared_manifest(capture.manifest or {})
+        bundle.write_manifest(folder, {**manifest, **(about or {}), "files": files})
         if capture.folder is not None:
             _copy_unprofiled(capture.folder, folder, files)
 
@@ -98,6 +103,13 @@ def _copy_unprofiled(source: Path, target: Path, ranks: Mapping[int, str]) -> No
             bundle.write_clock(target, rank, clock)
 
 
+def cleared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest that can be shared: `cleared`, and without variables that hold paths."""
+    env = {name: text for name, text in (manifest.get("env") or {}).items() if not _PLACES.search(str(text))}
+    whole: dict[str, Any] = cleared({**manifest, "env": env} if "env" in manifest else manifest)
+    return whole
+
+
 def cleared(value: Any) -> Any:
     """Plain data without paths in its strings, and without entries whose key speaks of a host, a user or a
     secret.
@@ -116,9 +128,15 @@ def cleared(value: Any) -> Any:
 
 
 def clear_text(text: str) -> str:
-    """The text with each path cut to its last part; a Python frame's also where it is relative."""
+    """The text with each path cut to its last part, or to `~` where that names a user; a Python frame's also
+    where it is relative.
+    """
     text = _FRAME.sub("", text, count=1) if _FRAME.match(text) else text
-    return _PATH.sub(lambda match: re.split(r"[/\\]", match[0].rstrip("/\\"))[-1], text)
+    return _PATH.sub(_last_part, text)
+
+
+def _last_part(path: re.Match[str]) -> str:
+    return "~" if _HOME.fullmatch(path[0]) else re.split(r"[/\\]", path[0].rstrip("/\\"))[-1]
 
 
 def trim_file(source: Path, target: Path, window: Window | None, *, level: int = 6) -> int:

@@ -54,6 +54,20 @@ def test_our_spans_give_the_steps_and_change_no_site() -> None:
     assert {str(site) for site in marked.waits.sites} == {str(site) for site in plain.waits.sites}
 
 
+def test_our_replays_tell_a_leg_from_a_metadata_graph_within_its_span() -> None:
+    def around(action: synth.Action) -> list[synth.Action]:
+        """The metadata graph of the seam after draft is launched within verify's span instead."""
+        if isinstance(action, synth.Span) and action.name == "step[VERIFY bs=1]":
+            metadata = synth.GraphLaunch(tuple(synth.Node(2_000, 300, f"metadata_{n}") for n in range(2)))
+            return [synth.Span(action.name, (metadata, *action.body))]
+        return [action]
+
+    scenario = synth.rewritten(loop(marks=False), around)
+    marked = view(synth.with_marks(scenario)).legs
+    assert dict(zip(view(scenario).legs.name, view(scenario).legs.ops.tolist(), strict=True))["verify"] == 8
+    assert dict(zip(marked.name, marked.ops.tolist(), strict=True)) == {"draft": 3, "verify": 6, "extend": 2}
+
+
 def test_no_detail_of_one_call_is_shown_as_what_a_thread_did() -> None:
     scenario = loop(marks=True)
     found = analyze(Capture("loop", None, None, (synth.to_trace(scenario),))).ranks[0].main

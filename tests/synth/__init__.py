@@ -58,7 +58,7 @@ from synth.emit import Us, permuted, shifted, to_doc, to_json
 from synth.engine import Call, Mark, Op, Run, Wait, simulate
 from synth.pieces import Parts, Piece, fold
 from synth.steps import Extra, Leg, Shape, decode_loop, pauses
-from synth.transform import slowed, with_marks, with_profiler_overhead
+from synth.transform import rewritten, slowed, with_marks, with_profiler_overhead
 from synth.truth import LegTruth, StepTruth, SyncTruth, Truth, find
 
 __all__ = [
@@ -104,6 +104,7 @@ __all__ = [
     "fold",
     "pauses",
     "permuted",
+    "rewritten",
     "shifted",
     "simulate",
     "slowed",

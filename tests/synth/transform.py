@@ -70,8 +70,8 @@ def with_profiler_overhead(scenario: Scenario, dur: int, every: int = 10, inside
 
 
 def with_marks(scenario: Scenario) -> Scenario:
-    """The spans that our runtime adds: `ll.step` around each run_batch, and marks around the calls of events
-    and streams. Kinds are those of the scenario."""
+    """The spans that our runtime adds: `ll.step` around each run_batch, `ll.replay` around each graph launch,
+    and marks around the calls of events and streams. Kinds are those of the scenario."""
     events: dict[str, int] = {}
     steps = 0
     words = {"nextn": "NEXTN", "dspark": "DSpark"}
@@ -83,6 +83,9 @@ def with_marks(scenario: Scenario) -> Scenario:
                 kind = words.get(scenario.kinds[steps], scenario.kinds[steps])
                 steps += 1
                 return [Span(f"ll.step[{steps - 1} {kind}]", (Python(1), action, Python(1)))]
+            case GraphLaunch(nodes):
+                leg = nodes[0].name.rsplit("_", 1)[0]
+                return [Span(f"ll.replay[{'extend' if leg == 'draft_extend' else leg}]", (action,))]
             case EventRecord(event, stream):
                 number = events.setdefault(event, len(events))
                 return [Span(f"ll.event_record[event={number} stream={stream} step={steps}]", (action,))]

@@ -149,12 +149,13 @@ def series(values: list[float | None], commits: list[str | None]) -> tuple[Recor
 
 
 def test_spread_between_runs_of_one_commit_is_pooled(there: History) -> None:
-    values, commits = [5.0, 5.1, 6.0, 6.06, 6.03, 9.0], ["a", "a", "b", "b", "b", "c"]
+    values = [5.0, 5.1, 5.05, 5.02, 6.0, 6.06, 6.03, 6.01, 6.04, 6.02, 9.0]
+    commits = [*"aaaabbbbbbc"]
     for number, its in enumerate(series(list(values), list(commits))):
         add(there, replace(its, added_ns=number))
     logs = np.log(values)
-    squares = ((logs[:2] - logs[:2].mean()) ** 2).sum() + ((logs[2:5] - logs[2:5].mean()) ** 2).sum()
-    assert there.spread_pct("nextn") == pytest.approx(100 * np.sqrt(squares / 3))
+    squares = ((logs[:4] - logs[:4].mean()) ** 2).sum() + ((logs[4:10] - logs[4:10].mean()) ** 2).sum()
+    assert there.spread_pct("nextn") == pytest.approx(100 * np.sqrt(squares / 8))
     assert there.spread_pct("nobody") is None
 
 
@@ -165,6 +166,15 @@ def test_spread_between_neighbours_forgets_what_commits_changed() -> None:
     values[200:] *= 0.9
     found = spread_pct(series(list(values), [str(i) for i in range(400)]))
     assert found == pytest.approx(1.0, rel=0.15)
+
+
+def test_a_few_repeats_that_agree_do_not_tell_the_spread() -> None:
+    twins = [6.0, 6.0, *([6.0, 6.12] * 10)]
+    apart = [str(i) for i in range(20)]
+    found = spread_pct(series(list(twins), ["a", "a", *apart]))
+    assert found is not None and found > 0.8  # that of the neighbours, not that of the two
+    assert spread_pct(series([6.0] * 8, ["a"] * 8)) is None
+    assert spread_pct(series([6.0] * 9, ["a"] * 9)) == 0.0
 
 
 def test_spread_is_not_known_from_few_runs() -> None:

@@ -11,13 +11,25 @@ import pytest
 
 from latencylab.model.integrity import InputError
 from latencylab.traces import SAMPLES, open_capture, read_client, read_clock, sample_path
+from latencylab.traces.trim import cleared_manifest
 
-# TPOT of the six requests before the profile: lowest, highest; median step; ms.
+# TPOT of the six requests before the profile: lowest, highest; median step on the GPU; ms.
 MEASURED = {
-    "nextn": (1.81, 2.12, 5.92),
-    "nextn-host-stall": (2.17, 2.43, 7.30),
-    "dspark": (1.76, 1.76, 8.76),
+    "nextn": (1.79, 1.93, 5.88),
+    "nextn-host-stall": (2.06, 2.33, 6.81),
+    "dspark": (1.79, 1.80, 8.97),
+    "plain": (3.24, 3.27, 3.24),
 }
+KIND = {"nextn": "NEXTN", "nextn-host-stall": "NEXTN", "dspark": "DSpark", "plain": "decode"}
+LEGS = {
+    "nextn": {"draft", "verify", "extend"},
+    "nextn-host-stall": {"draft", "verify", "extend"},
+    "dspark": {"draft", "verify"},
+    "plain": {"decode"},
+}
+WARMED_UP = 4  # the clock counts the server's own first request and the warm-up as well
+# What a manifest may say of the environment.
+SWITCHES = re.compile(r"SGLANG_\w+|LATENCYLAB_\w+|NCCL_\w+|CUDA_VERSION|TORCH_CUDA_ARCH_LIST")
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -30,17 +42,42 @@ def test_unprofiled_part(name: str) -> None:
     tpot = [request.tpot_ms for request in requests]
     assert len(tpot) == 6
     assert (round(min(filter(None, tpot)), 2), round(max(filter(None, tpot)), 2)) == (low, high)
-    kind = np.array(clock.kind)
-    starts = [clock.start_ns[(kind == "decode") & (clock.request == index)] for index in range(6)]
-    assert np.median(np.concatenate([np.diff(its) for its in starts])) / 1e6 == pytest.approx(step, abs=0.02)
-    assert sorted(set(clock.request)) == list(range(6))
-    assert all(np.sum((kind == "prefill") & (clock.request == index)) == 1 for index in range(6))
-    assert (clock.waiting_ns == -1).all()
-    for index, request in enumerate(requests):
+    kind, span = np.array(clock.kind), np.array(clock.span)
+    is_step = span == "ll.step"
+    of_request = [is_step & (clock.request == WARMED_UP + index) for index in range(6)]
+    assert sum(rows.sum() for rows in of_request) == is_step.sum()
+    lengths = [np.diff(clock.gpu_start_ns[rows & (kind == KIND[name])]) for rows in of_request]
+    assert np.median(np.concatenate(lengths)) / 1e6 == pytest.approx(step, abs=0.01)
+    for rows, request in zip(of_request, requests, strict=True):
+        assert (kind[rows] == "prefill").sum() == 1
+        assert set(kind[rows]) == {"prefill", KIND[name]}
+        # One chunk a step; a last step may be under way when the request ends.
+        assert rows.sum() - len(request.chunks) in (0, 1)
         assert request.start_ns is not None
-        rows = clock.start_ns[clock.request == index]
-        assert rows.min() >= request.start_ns
-        assert rows.max() <= request.start_ns + request.chunks[-1][0]
+        assert clock.start_ns[rows].min() >= request.start_ns
+        assert clock.end_ns[rows].max() <= request.start_ns + request.chunks[-1][0]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_step_clock_has_spans_waits_and_gpu_times(name: str) -> None:
+    clock = read_clock(sample_path(name), 0)
+    assert clock is not None
+    span = np.array(clock.span)
+    is_wait = np.char.startswith(span, "ll.wait.")
+    assert ((clock.waiting_ns >= 0) == is_wait).all()
+    assert (clock.waiting_ns <= clock.end_ns - clock.start_ns)[is_wait].all()
+    assert (clock.end_ns >= clock.start_ns).all()
+    timed = {"ll.step", *(f"ll.{leg}" for leg in LEGS[name])}
+    assert set(span[clock.gpu_start_ns >= 0]) == set(span[clock.cpu_ns >= 0]) == timed
+    assert {f"ll.replay.{leg}" for leg in LEGS[name]} <= set(span)
+    assert (span == "ll.wait.event_synchronize").sum() == (span == "ll.step").sum()
+    stalls = (span == "ll.wait.stream_synchronize").sum()
+    if name == "nextn-host-stall":
+        assert stalls / (span == "ll.step").sum() == pytest.approx(1, abs=0.01)
+        waited = clock.waiting_ns[span == "ll.wait.stream_synchronize"]
+        assert 1e6 < np.median(waited) < 2.5e6
+    else:
+        assert stalls == 0
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -48,11 +85,14 @@ def test_capture(name: str) -> None:
     capture = open_capture([sample_path(name)], cache=False)
     assert capture.folder == sample_path(name)
     assert capture.manifest is not None
-    stall = {"KDAAttnBackend.needs_cpu_seq_lens": True}
+    stall = {"kda-cpu-seq-lens": {"ranks": [0]}}
     assert capture.manifest["faults"] == (stall if name == "nextn-host-stall" else {})
+    assert set(capture.manifest["hooks"].values()) == {"took"}
+    assert capture.manifest["packages"]["sglang"] == "0.5.23"
     (trace,) = capture.traces
     assert (trace.rank, trace.world_size, trace.device_name) == (0, 1, "NVIDIA H200")
     assert sum(trace.names[i] == "scheduler.run_batch" for i in trace.spans.name) >= 29
+    assert sum(trace.names[i].startswith("ll.step[") for i in trace.spans.name) == 31
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -60,15 +100,43 @@ def test_nothing_private_in_it(name: str) -> None:
     folder = sample_path(name)
     text = gzip.decompress((folder / "rank0.trace.json.gz").read_bytes())
     manifest = (folder / "manifest.json").read_bytes()
-    for private in (rb"host_?name", rb"traceName", rb"/tmp", rb"/home", rb"/root", rb"RUN_ID"):
+    rest = b"".join(path.read_bytes() for path in (folder / "unprofiled").iterdir())
+    for private in (
+        *(rb"host_?name", rb"traceName", rb"trace_id", rb"/(?:tmp|home|root|work|usr|opt|mnt)\b", rb"RUN_ID"),
+        *(rb"CUDA_HOME", rb"\b127\.0\.0\.1\b", rb"localhost"),
+    ):
         assert not re.search(private, text + manifest)
-    assert json.loads(manifest)["host"] is None
+    for private in (rb"/(?:tmp|home|root|work)/", rb"localhost"):
+        assert not re.search(private, rest)
+    said = json.loads(manifest)
+    assert said["host"] is None
+    assert all(SWITCHES.fullmatch(key) and not value.startswith("/") for key, value in said["env"].items())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_sharing_it_again_would_take_nothing_away(name: str) -> None:
+    manifest = json.loads((sample_path(name) / "manifest.json").read_bytes())
+    assert cleared_manifest(manifest) == manifest
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    lines = (sample_path("nextn").parent / "README.md").read_text().splitlines()
+    table = {
+        cells[0].strip(): [cell.strip() for cell in cells[1:]]
+        for line in lines
+        if line.startswith("| ") and (cells := line.strip("| ").split(" | "))
+    }
+    rows = [table[f"unprofiled {row}, ms"] for row in ("TPOT of the six requests", "step on the GPU, median")]
+    assert rows[0] == [f"{low:.2f} to {high:.2f}" for low, high, _ in MEASURED.values()]
+    assert rows[1] == [f"{step:.2f}" for _, _, step in MEASURED.values()]
 
 
 def test_size_and_unknown_name() -> None:
     sizes = [
-        path.stat().st_size for name in SAMPLES for path in sample_path(name).rglob("*") if path.is_file()
+        sum(path.stat().st_size for path in sample_path(name).rglob("*") if path.is_file())
+        for name in SAMPLES
     ]
+    assert max(sizes) < 3e6
     assert sum(sizes) < 12e6
     with pytest.raises(InputError, match="no such sample"):
         sample_path("../nextn")

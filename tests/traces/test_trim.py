@@ -18,7 +18,7 @@ from latencylab.model.integrity import InputError, OutputError
 from latencylab.model.trace import Trace
 from latencylab.traces import open_capture, read_client, read_clock, sample_path, trim_capture, trim_file
 from latencylab.traces.kineto import read_kineto
-from latencylab.traces.trim import clear_text, cleared
+from latencylab.traces.trim import clear_text, cleared, cleared_manifest
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +196,9 @@ def test_clear_text() -> None:
         "void f<int>(float*) / 2": "void f<int>(float*) / 2",
         "nccl://x": "nccl://x",
         "x/y.py(1): g(/home/u/v)": "y.py(1): g(v)",
+        "/home/jo": "~",
+        "at /Users/jo/ since": "at ~ since",
+        "C:\\Users\\jo": "~",
     }.items():
         assert clear_text(before) == after
 
@@ -214,6 +217,75 @@ def test_cleared_manifest() -> None:
         "files": ["b"],
         "n": 1.5,
     }
+
+
+def test_cleared_manifest_of_a_capture_by_the_runtime() -> None:
+    """What describes the run stays, with its odd names; what tells of a machine, its paths and users goes."""
+    kept = {
+        "schema": "latencylab.capture/1",
+        "created": "2026-01-01T00:00:00Z",
+        "host": None,
+        "packages": {"torch": "2.14.1"},
+        "faults": {"kda-cpu-seq-lens": {"ranks": [0]}},
+        "ledger": {"kda-no-host-lengths": "off (FutureMap.needs_cpu_seq_lens is True)"},
+        "hooks": {"sglang.srt.managers.scheduler.Scheduler.run_batch": "took"},
+        "workload": {"model": "tp4-rank-x1", "seed": 0, "server_accept_length": [3.25, None]},
+        "clocks": {"0": {"rows": 53768, "clock": True, "stopped_by": None, "sync_events": "no profiler yet"}},
+        "files": {"0": "rank0.trace.json.gz"},
+    }
+    env = {
+        "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN": "1",
+        "LATENCYLAB_FAULTS": "kda-cpu-seq-lens",
+        "NCCL_VERSION": "2.28.3-1",
+        "CUDA_VERSION": "13.0.2",
+        "TORCH_CUDA_ARCH_LIST": "9.0a",
+    }
+    places = {
+        "CUDA_HOME": "/usr/local/cuda",
+        "CUDA_CACHE_PATH": "/root",
+        "TORCH_EXTENSIONS_DIR": "~/x",
+        "LATENCYLAB_DIR": "/tmp/latencylab-abc",
+        "CUDA_PATHS": "lib:/opt/lib",
+        "NCCL_TOPO_FILE": "file=/etc/topo.xml",
+        "SGLANG_RUN_ID": "sglang-run-1-2",
+        "NCCL_SOCKET_IP": "10.0.0.1",
+    }
+    arguments = {"page_size": 64, "attention_backend": "flashmla", "host": None, "nccl_port": 5000}
+    private = {
+        "host": "10.0.0.1",
+        "dist_init_addr": "node7:5000",
+        "otlp_traces_endpoint": "node7:4317",
+        "encoder_urls": ["http://node7"],
+        "watermark_key": "abc",
+        "watermark_key_b": "abc",
+    }
+    manifest = {
+        **kept,
+        "server_args": {**private, **arguments, "model_path": "/data/jo/Ling", "download_dir": "/home/jo"},
+        "env": {**env, **places},
+    }
+    assert cleared_manifest(manifest | {"host": "node7"}) == cleared_manifest(
+        {key: value for key, value in manifest.items() if key != "host"}
+    )
+    assert cleared_manifest(manifest) == {
+        **kept,
+        "server_args": {**arguments, "model_path": "Ling", "download_dir": "~"},
+        "env": env,
+    }
+    assert manifest["env"] == {**env, **places}
+
+
+def test_a_trimmed_capture_has_a_cleared_manifest(stall: Capture, tmp_path: Path) -> None:
+    assert stall.manifest is not None
+    dirty = {
+        **stall.manifest,
+        "host": "node7",
+        "env": {**stall.manifest["env"], "CUDA_HOME": "/usr/local/cuda"},
+    }
+    window = _window(stall.traces[0], 10, 10)
+    trim_capture(replace(stall, manifest=dirty), {0: window}, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
+    assert written == {key: value for key, value in stall.manifest.items() if key != "host"}
 
 
 def _odd_capture(tmp_path: Path) -> Capture:
