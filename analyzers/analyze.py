@@ -12,7 +12,7 @@ import numpy as np
 
 from latencylab.analyzers.calibration import calibrate
 from latencylab.analyzers.idle import HOST, UNKNOWN
-from latencylab.analyzers.integrity import find_issues
+from latencylab.analyzers.integrity import capture_issues, find_issues
 from latencylab.analyzers.kernels import ClassTable, load_classes
 from latencylab.analyzers.launches import join_launches
 from latencylab.analyzers.rank_timeline import build_rank_timeline
@@ -27,6 +27,7 @@ from latencylab.analyzers.registry import run_all
 from latencylab.analyzers.run_ahead import least_run_ahead
 from latencylab.analyzers.slow import explain_steps
 from latencylab.analyzers.steps import find_steps
+from latencylab.analyzers.syncs import calibrated_syncs
 from latencylab.analyzers.timeline import build_timelines
 from latencylab.analyzers.verdict import front_rank, judge, rank_fixes
 from latencylab.analyzers.view import GPU_CAUSES, KindView, RankView, step_parts, step_sums
@@ -122,8 +123,12 @@ def analyze_examined(
     steps: tuple[int, int] | None = None,
     kind: str | None = None,
     timelines: bool = True,
+    calibrated: bool = True,
 ) -> Analysis:
-    """What `analyze` gives, from passes already made. Raises InputError as it does."""
+    """What `analyze` gives, from passes already made; not `calibrated`, without what takes longest.
+
+    Raises InputError as it does.
+    """
     capture, views, joined = examined.capture, examined.views, examined.joined
     places = examined.places(ranks)
     for place in places:
@@ -137,11 +142,15 @@ def analyze_examined(
         *(issue for view in views for issue in view.trace.issues),
         *(issue for i in places for issue in find_issues(views[i].trace, views[i].launches)),
         *rank_issues(views, joined),
+        *capture_issues(capture.manifest),
     ]
     integrity = Integrity.of(_merged(issues))
     collectives = summarise_collectives(joined, kinds) if joined else None
     front = front_rank(findings)
-    calibration = calibrate(kinds[places[front]][0], capture.unprofiled, joined)
+    calibration = calibrate(kinds[places[front]][0], capture.unprofiled, joined) if calibrated else None
+    spoken = findings[front]
+    main = replace(spoken.main, syncs=calibrated_syncs(spoken.main.syncs, calibration))
+    findings = (*findings[:front], replace(spoken, main=main), *findings[front + 1 :])
     return Analysis(
         capture_path=capture.path,
         manifest=capture.manifest,

@@ -25,14 +25,16 @@ from latencylab.analyzers.replay_build import build_program
 from latencylab.analyzers.replay_idle import ReplayedIdle, replayed_idle
 from latencylab.analyzers.step_clock import ClockSteps, clock_steps, clocked_spans
 from latencylab.analyzers.view import KindView
-from latencylab.model.findings import Calibration, CalibrationStatus, Estimate, SpanTime
+from latencylab.model.calibration import Calibration, CalibrationStatus, Estimate, SpanTime
 from latencylab.model.integrity import InputError
 from latencylab.model.trace import I64, Bool
 from latencylab.model.unprofiled import StepClock
 
 TRUSTED_PCT = 5.0  # of the measured step, by which the predicted one may be off
 REPLAY_PCT = 1.0  # of the profiled step, by which its replay with nothing changed may be off
+HOST_FACTORS = (0.1, 1.25)  # no profiler makes its host quicker, nor all of it ten times slower
 GPU_FACTORS = (0.9, 1.05)  # the profiler slows the GPU by some percent: another factor is something else
+OTHER_RUN = "what the step clock measured is not what the trace shows"
 SPEEDS_REPLAYED = 7
 MOST_STEPS = 64  # of a trace that are replayed: more tell no more, and take as much longer
 RESAMPLED = 400
@@ -68,14 +70,21 @@ class Stretches:
         value = float(sums.sum() / weights.sum())
         return Estimate(value, min(low, value), max(high, value))
 
-    def median(self, values: F64) -> Estimate:
-        """The median over steps, with its interval by the bootstrap over requests."""
+    def median(self, values: F64, less: F64 | None = None) -> Estimate:
+        """The median over steps, with its interval by the bootstrap over requests; of `less` subtracted."""
+        value, spread = self._medians(values)
+        if less is not None:
+            other, its_spread = self._medians(less)
+            value, spread = value - other, spread - its_spread
+        low, high = np.quantile(spread, [0.025, 0.975]).tolist()
+        return Estimate(value, min(low, value), max(high, value))
+
+    def _medians(self, values: F64) -> tuple[float, F64]:
+        """The median over steps, and those over requests drawn anew, the same ones at each call."""
         group = self._groups()
         by_group = np.array([np.median(values[group == g]) for g in range(int(group.max()) + 1)])
         draws = np.random.default_rng(SEED).integers(0, len(by_group), (RESAMPLED, len(by_group)))
-        low, high = np.quantile(np.median(by_group[draws], axis=1), [0.025, 0.975]).tolist()
-        value = float(np.median(np.repeat(values, self.weight)))
-        return Estimate(value, min(low, value), max(high, value))
+        return float(np.median(np.repeat(values, self.weight))), np.median(by_group[draws], axis=1)
 
     def _groups(self) -> I64:
         """What is resampled: requests, or stretches where there are fewer than three of those."""
@@ -243,11 +252,11 @@ def _status(model: Model, test: Test | None, replay_error: float) -> tuple[Calib
         return "untrusted", "nothing was measured of it without the profiler: its map is another capture's"
     if abs(replay_error) > REPLAY_PCT:
         return "untrusted", f"its replay with nothing changed is {replay_error:+.1f} % off the profiled step"
+    host = _host_factor(model).value
+    if not HOST_FACTORS[0] <= host <= HOST_FACTORS[1]:
+        return "untrusted", f"host work would take {host:.2f} of its time in the trace: {OTHER_RUN}"
     if not GPU_FACTORS[0] <= gpu <= GPU_FACTORS[1]:
-        return (
-            "untrusted",
-            f"the GPU would be {1 / gpu:.2f} times slower in the trace, which is no profiler's doing",
-        )
+        return "untrusted", f"GPU work would take {gpu:.2f} of its time in the trace: {OTHER_RUN}"
     if abs(test.error_pct) > TRUSTED_PCT:
         return "untrusted", f"the predicted step is {test.error_pct:+.1f} % off the measured one"
     return "calibrated", ""
@@ -285,6 +294,9 @@ def _host_factor(model: Model) -> Estimate:
 
 def _spans(model: Model) -> tuple[SpanTime, ...]:
     """Each span that was measured, the longest first."""
+    counted = [sort.doing not in (WAITING, PROFILER) for sort in model.program.sorts]
+    if (model.host_map.relative[counted] == 1).all():
+        return ()  # no span was measured apart
     traced = host_time(model.program, model.steps)
     sums: dict[str, list[float]] = {}
     for sort, ns, factor in zip(

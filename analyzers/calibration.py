@@ -8,6 +8,7 @@ import numpy as np
 
 from latencylab.analyzers.calibrate import Model, Test, compare, fit_model, in_us, replay_at, summarise
 from latencylab.analyzers.host_map_carry import carry
+from latencylab.analyzers.leg_check import check_legs
 from latencylab.analyzers.ranks import RankSet
 from latencylab.analyzers.syncs import summarise_syncs
 from latencylab.analyzers.view import KindView
@@ -19,11 +20,15 @@ from latencylab.analyzers.what_if import (
     rank_fixes_by_replay,
     site_costs,
 )
-from latencylab.model.findings import Calibration, Estimate, Prediction
+from latencylab.model.calibration import Calibration, Estimate, Prediction
 from latencylab.model.integrity import InputError
 from latencylab.model.trace import I64
-from latencylab.model.unprofiled import Unprofiled
+from latencylab.model.unprofiled import StepClock, Unprofiled
 
+PEERS = (
+    "this rank is replayed alone: its waits for other ranks in collectives stay as long as in the trace,"
+    " though without the profiler the others would be quicker too"
+)
 NOT_MEASURED = "the capture has no part that was measured without the profiler"
 
 
@@ -66,11 +71,24 @@ def calibrate(view: KindView, unprofiled: Unprofiled | None, joined: RankSet | N
 
 def calibrate_by_clock(view: KindView, unprofiled: Unprofiled | None, joined: RankSet | None) -> Calibrated:
     """Calibrate by the capture's own step clock. Raises InputError, with the reason, where it cannot be."""
-    clock = unprofiled.clocks.get(view.rank.trace.rank) if unprofiled else None
-    if clock is None:
-        raise InputError(NOT_MEASURED)
+    clock = clock_of(view, unprofiled)
     model, test = fit_model(view, clock, wait_by_op(view, joined))
-    return complete(model, test)
+    return complete(model, test, clock)
+
+
+def clock_of(view: KindView, unprofiled: Unprofiled | None) -> StepClock:
+    """The step clock of a view's rank. Raises InputError where there is none, and says what there is."""
+    if unprofiled is None or not (unprofiled.clocks or unprofiled.requests):
+        raise InputError(NOT_MEASURED)
+    rank = view.rank.trace.rank
+    clock = unprofiled.clocks.get(rank)
+    if clock is None:
+        others = ", ".join(str(other) for other in sorted(unprofiled.clocks))
+        there = (
+            f"of the ranks only {others} has one" if others else "its client's timings alone say too little"
+        )
+        raise InputError(f"rank {rank} has no step clock: {there}")
+    return clock
 
 
 def calibrate_by_map(
@@ -85,12 +103,12 @@ def calibrate_by_map(
     carried = carry(source, view, wait_by_op(view, joined))
     clock = unprofiled.clocks.get(view.rank.trace.rank) if unprofiled else None
     test = None if clock is None else compare(carried.model, clock)
-    done = complete(carried.model, test)
+    done = complete(carried.model, test, clock)
     return Calibrated(done.model, replace(done.found, map_from=name))
 
 
-def complete(model: Model, test: Test | None) -> Calibrated:
-    """The whole calibration of a model."""
+def complete(model: Model, test: Test | None, clock: StepClock | None = None) -> Calibrated:
+    """The whole calibration of a model; its legs are checked on this clock."""
     found = summarise(model, test)
     syncs = summarise_syncs(model.view)
     outcomes = predict(model, possible_changes(model, syncs))
@@ -98,7 +116,15 @@ def complete(model: Model, test: Test | None) -> Calibrated:
     step_us = found.predicted_step_us.value if found.predicted_step_us else 0.0
     pinning = frozenset(cost.site for cost in costs if cost.verdict in ("harmful", "pinning"))
     fixes = rank_fixes_by_replay(outcomes, step_us, pinning, found.status == "calibrated")
-    return Calibrated(model, replace(found, syncs=costs, fixes=fixes, run_ahead_us=_run_ahead(model)))
+    whole = replace(
+        found,
+        syncs=costs,
+        fixes=fixes,
+        run_ahead_us=_run_ahead(model),
+        legs=() if clock is None else check_legs(model, clock),
+        notes=(PEERS,) if model.program.wait.any() else (),
+    )
+    return Calibrated(model, whole)
 
 
 def _run_ahead(model: Model) -> dict[str, Estimate]:

@@ -30,8 +30,16 @@ SHAPE_ARGS = (
     "speculative_num_draft_tokens",
 )
 MODEL_ARGS = ("model_path", "model", "speculative_draft_model_path")
-# Where a process was reached or wrote to: nothing that it computes.
-_PLACES = ("host", "port", "nccl_port", "dist_init_addr", "LATENCYLAB_DIR")
+# What a process is called, where it was reached or wrote to: nothing that it computes.
+_PLACES = (
+    "host",
+    "port",
+    "nccl_port",
+    "dist_init_addr",
+    "served_model_name",
+    "LATENCYLAB_DIR",
+    "SGLANG_RUN_ID",
+)
 # Of the workload, how much was measured (a change), and what came of it (neither).
 _AMOUNTS = ("requests", "warmup", "seed", "profiled_steps")
 _OUTCOMES = ("server_accept_length",)
@@ -123,6 +131,18 @@ def changed(base: Fields, head: Fields, shared: Collection[str]) -> tuple[Change
     )
 
 
+def name_mismatches(differing: Sequence[Mismatch]) -> str:
+    """The fields with both sides' values: `kind of step: NEXTN against DSpark; legs: …`."""
+    return "; ".join(f"{one.field}: {one.base} against {one.head}" for one in differing)
+
+
+def unusable_because(analysis: Analysis) -> str:
+    """Why nothing of a capture counts: what its manifest says, or its trace; "" for one that is usable."""
+    if reason := _text((analysis.manifest or {}).get("unusable")):
+        return reason
+    return ", ".join(issue.code for issue in analysis.integrity.issues if issue.severity == "error")
+
+
 def _pairs(base: Fields, head: Fields) -> Iterator[tuple[str, str | None, str | None]]:
     for field in dict.fromkeys((*base, *head)):
         yield field, base.get(field), head.get(field)
@@ -140,11 +160,9 @@ def _unusable(base: Analysis, head: Analysis) -> Iterator[Mismatch]:
 
 
 def _integrity(analysis: Analysis) -> str:
-    """The trace's status, or what the manifest says of a capture that went wrong."""
-    if reason := _text((analysis.manifest or {}).get("unusable")):
-        return f"unusable ({reason})"
-    errors = ", ".join(issue.code for issue in analysis.integrity.issues if issue.severity == "error")
-    return f"unusable ({errors})" if errors else analysis.integrity.status
+    """The trace's status, or why the capture is unusable."""
+    reason = unusable_because(analysis)
+    return f"unusable ({reason})" if reason else analysis.integrity.status
 
 
 def conditions(analysis: Analysis) -> Fields:
@@ -155,6 +173,7 @@ def conditions(analysis: Analysis) -> Fields:
     drivers = sorted({version for rank in analysis.ranks if (version := rank.tracing.versions.get(_DRIVER))})
     fields = {
         "GPU": ", ".join(names) or _text(manifest.get("gpu")),
+        "GPU by the manifest": _text(manifest.get("gpu")) if names else "",
         "driver": _text(manifest.get("driver")),
         "CUDA driver": ", ".join(drivers),
         "ranks": ", ".join(str(rank.rank) for rank in analysis.ranks),
@@ -198,7 +217,7 @@ def circumstances(analysis: Analysis) -> Fields:
         if title in known:
             skipped = (*SHAPE_ARGS, *MODEL_ARGS, *_PLACES) if key == "server_args" else _PLACES
             fields |= {
-                f"{title} {name}" if name else title: text
+                f"{title} {name}" if name else title: _model(text) if name.endswith("_path") else text
                 for name, text in _flat(manifest[key])
                 if name not in skipped
             }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from importlib.metadata import version
 from statistics import median
 
 import numpy as np
 
 from latencylab.analyzers.analyze import Examined, analyze_examined
-from latencylab.analyzers.comparable import differences, mismatches, unknowns
+from latencylab.analyzers.comparable import differences, mismatches, name_mismatches, unknowns
 from latencylab.analyzers.diff_bootstrap import Resampled, resampled_medians
 from latencylab.analyzers.diff_calibration import compare_calibrations
 from latencylab.analyzers.diff_kernels import compare_kernels
@@ -24,6 +24,7 @@ from latencylab.analyzers.diff_steps import (
     part_columns,
 )
 from latencylab.analyzers.diff_verdict import headline
+from latencylab.analyzers.gate_runs import steps_ms
 from latencylab.analyzers.timeline import build_timeline, choose_steps
 from latencylab.analyzers.view import KindView
 from latencylab.model.comparison import (
@@ -32,7 +33,6 @@ from latencylab.model.comparison import (
     Delta,
     Drawn,
     KindChange,
-    Mismatch,
     Row,
     SideFacts,
     UnprofiledChange,
@@ -60,11 +60,15 @@ def compare(
     lays out the median step of both. Raises InputError where they are not comparable, naming the fields, or
     where either side has none of what is asked for.
     """
+    if not force:
+        _refuse_incomparable(
+            *(
+                analyze_examined(one, ranks=ranks, steps=steps, kind=kind, timelines=False, calibrated=False)
+                for one in (base, head)
+            )
+        )
     sides = [_Side(one, ranks, steps, kind) for one in (base, head)]
     ours, theirs = sides[0].analysis, sides[1].analysis
-    differing = mismatches(ours, theirs)
-    if differing and not force:
-        raise InputError(f"not comparable: {name_mismatches(differing)} (--force compares all the same)")
     kinds, notes = _compare_kinds(*sides)
     unprofiled = compare_unprofiled(base.capture.unprofiled, head.capture.unprofiled)
     calibration = compare_calibrations(ours.calibration, theirs.calibration)
@@ -73,7 +77,7 @@ def compare(
         base=_facts(ours),
         head=_facts(theirs),
         headline=headline(kinds, unprofiled, calibration),
-        mismatches=differing,
+        mismatches=mismatches(ours, theirs),
         unknowns=unknowns(ours, theirs),
         changes=differences(ours, theirs),
         kinds=kinds,
@@ -85,9 +89,10 @@ def compare(
     )
 
 
-def name_mismatches(differing: Sequence[Mismatch]) -> str:
-    """The fields with both sides' values: `kind of step: NEXTN against DSpark; legs: …`."""
-    return "; ".join(f"{one.field}: {one.base} against {one.head}" for one in differing)
+def _refuse_incomparable(base: Analysis, head: Analysis) -> None:
+    """Raises InputError where they are; before the calibrations, which take longest."""
+    if differing := mismatches(base, head):
+        raise InputError(f"not comparable: {name_mismatches(differing)} (--force compares all the same)")
 
 
 class _Side:
@@ -202,7 +207,7 @@ def compare_unprofiled(base: Unprofiled | None, head: Unprofiled | None) -> Unpr
     The unit is the request, not the step: steps of one request correlate up to 0.97. The interval resamples
     requests, one by one; with fewer than five a side there is none.
     """
-    ours, theirs = ([] if side is None else _steps_ms(side) for side in (base, head))
+    ours, theirs = ([] if side is None else steps_ms(side.requests) for side in (base, head))
     if not ours and not theirs:
         return None
     delta = resampled_medians(
@@ -218,10 +223,6 @@ def compare_unprofiled(base: Unprofiled | None, head: Unprofiled | None) -> Unpr
         base_range=(min(ours), max(ours)) if ours else None,
         head_range=(min(theirs), max(theirs)) if theirs else None,
     )
-
-
-def _steps_ms(unprofiled: Unprofiled) -> list[float]:
-    return [request.step_ms for request in unprofiled.requests if request.step_ms is not None]
 
 
 def _compare_collectives(base: Collectives | None, head: Collectives | None) -> CollectivesChange | None:

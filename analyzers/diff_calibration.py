@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import hypot
 
+from latencylab.model.calibration import Calibration, Estimate
 from latencylab.model.comparison import CalibrationChange, Delta, Row, by_effect
-from latencylab.model.findings import Calibration, Estimate
 
 
 def compare_calibrations(base: Calibration | None, head: Calibration | None) -> CalibrationChange | None:

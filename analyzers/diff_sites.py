@@ -10,8 +10,9 @@ import numpy as np
 from latencylab.analyzers.diff_bootstrap import Resampled
 from latencylab.analyzers.diff_steps import Units
 from latencylab.analyzers.view import KindView
+from latencylab.model.calibration import SyncVerdict
 from latencylab.model.comparison import SiteChange, SiteHow
-from latencylab.model.findings import Sync, SyncVerdict
+from latencylab.model.findings import Sync
 from latencylab.model.trace import I64
 
 BAD: tuple[SyncVerdict, ...] = ("harmful", "pinning")
@@ -27,14 +28,17 @@ def compare_sites(
 ) -> tuple[SiteChange, ...]:
     """Sites by name, which is stable from run to run: what appeared first, what is the same last.
 
-    Where a side lacks a site, its quantities are 0 there: it has no such call.
+    Where a side lacks a site, its quantities are 0 there: it has no such call. `pinning` and `harmful` differ
+    by the cost, which a trace alone shows too small: where but one side is calibrated, that is no change.
     """
     ours, theirs = _Side.of(base, base_syncs), _Side.of(head, head_syncs)
     found = []
     for site in dict.fromkeys((*theirs.verdicts, *ours.verdicts)):
         per_step, blocked, idle = resampled.deltas(ours.columns(site), theirs.columns(site))
         before, after = ours.verdicts.get(site), theirs.verdicts.get(site)
-        how: SiteHow = "same" if before == after else "verdict"
+        alike = (site in ours.calibrated) == (site in theirs.calibrated)
+        same = before == after or (not alike and before in BAD and after in BAD)
+        how: SiteHow = "same" if same else "verdict"
         how = "appeared" if before is None else "vanished" if after is None else how
         found.append(SiteChange(site, how, before or "", after or "", per_step, blocked, idle))
     return tuple(sorted(found, key=_weight))
@@ -47,14 +51,17 @@ def _weight(change: SiteChange) -> tuple[bool, int, bool, str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Side:
-    """One side's sites: verdict of each, and its rows of the calls and of the pieces of idle."""
+    """One side's sites: verdict of each, which verdicts are by calibration, and the rows of a site among the
+    calls and the pieces of idle."""
 
     view: KindView
     verdicts: dict[str, SyncVerdict]
+    calibrated: frozenset[str]
 
     @classmethod
     def of(cls, view: KindView, syncs: Sequence[Sync]) -> _Side:
-        return cls(view, {sync.site: sync.verdict for sync in syncs})
+        calibrated = frozenset(sync.site for sync in syncs if sync.cost_us is not None)
+        return cls(view, {sync.site: sync.verdict for sync in syncs}, calibrated)
 
     def columns(self, site: str) -> list[I64]:
         """Calls (thousandfold, as means turn ns to µs), ns blocked and ns of idle owned, of each step."""

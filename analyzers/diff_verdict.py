@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from latencylab.analyzers.diff_sites import BAD
 from latencylab.model.comparison import (
+    LEAST_US,
     CalibrationChange,
     Delta,
     KernelChange,
@@ -14,7 +15,6 @@ from latencylab.model.comparison import (
     UnprofiledChange,
 )
 
-LEAST_US = 0.05  # below it a change is rounding
 MEANS = {
     "harmful": "it resets run-ahead and owns idle GPU time",
     "pinning": "it resets run-ahead",
@@ -31,7 +31,8 @@ def headline(
     """The change of a blocking site that pins the host, else the largest part of the step that changed."""
     main = kinds[0]
     if is_unchanged(kinds) and (unprofiled is None or not unprofiled.step_ms.change):
-        return "Nothing changed: every difference is zero."
+        lacking = _unmeasured(unprofiled)
+        return f"Nothing changed{' in the trace' if lacking else ''}: every difference is zero{lacking}."
     sites = [told for one in main.sites if (told := _site(one, calibration))]
     if sites:
         return f"{'; '.join(sites[:2])}; {how_much(main, unprofiled)}."
@@ -41,6 +42,14 @@ def headline(
         return f"No change beyond the noise of steps: {how_much(main, unprofiled)}."
     said = how_much(main, unprofiled)
     return f"{said[0].upper()}{said[1:]}{f': {cause}' if cause else ''}."
+
+
+def _unmeasured(unprofiled: UnprofiledChange | None) -> str:
+    """Which side alone was not measured without the profiler."""
+    if unprofiled is None or unprofiled.step_ms.change is not None:
+        return ""
+    lacks = "base" if unprofiled.step_ms.base is None else "head"
+    return f"; without the profiler the {lacks} was not measured"
 
 
 def is_unchanged(kinds: Sequence[KindChange]) -> bool:
@@ -57,8 +66,8 @@ def how_much(main: KindChange, unprofiled: UnprofiledChange | None) -> str:
     said = []
     if unprofiled is not None and (ms := unprofiled.step_ms.change) is not None:
         said.append(
-            f"without the profiler a step takes {abs(ms):.2f} ms {'more' if ms >= 0 else 'less'}"
-            f" ({unprofiled.step_ms.base:.2f} ms to {unprofiled.step_ms.head:.2f} ms)"
+            f"without the profiler a step takes {abs(ms):,.2f} ms {'more' if ms >= 0 else 'less'}"
+            f" ({unprofiled.step_ms.base:,.2f} ms to {unprofiled.step_ms.head:,.2f} ms)"
         )
     wall, unit = main.part("wall"), "step" if main.base_steps and main.head_steps else "window"
     change = wall.change or 0.0

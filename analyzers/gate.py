@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from latencylab.analyzers.comparable import changed, conflicts
-from latencylab.analyzers.gate_metrics import judge_metrics
+from latencylab.analyzers.comparable import changed, conflicts, name_mismatches
+from latencylab.analyzers.gate_metrics import few_runs, judge_metrics
 from latencylab.analyzers.gate_runs import run_of
 from latencylab.analyzers.gate_sites import judge_sites
-from latencylab.model.comparison import Change, Mismatch
+from latencylab.model.comparison import LEAST_US, Change, Mismatch, percents, signed_percent
 from latencylab.model.gate import Decision, GateResult, MetricVerdict, Policy, Run, SiteVerdict
 
 __all__ = ["judge", "run_of"]
@@ -34,7 +34,7 @@ def judge(base: Sequence[Run], head: Sequence[Run], policy: Policy | None = None
     warnings = () if conflicting else tuple(_warnings(base, head, metrics, sites, repeated))
     return GateResult(
         verdict=verdict,
-        headline=_headline(verdict, metrics, sites, conflicting),
+        headline=_headline(verdict, metrics, sites, conflicting, policy),
         base=tuple(run.label for run in base),
         head=tuple(run.label for run in head),
         metrics=metrics,
@@ -67,16 +67,21 @@ def _is_same(run: Run, other: Run) -> bool:
 def _mismatches(base: Sequence[Run], head: Sequence[Run]) -> tuple[Mismatch, ...]:
     """In what any run differs from the first of the base; of a field the first such run is named."""
     found: dict[str, Mismatch] = {}
-    unusable = [run.label for run in (*base, *head) if run.integrity == "unusable"]
-    if unusable:
-        sides = [
-            "unusable" if any(r.integrity == "unusable" for r in side) else "ok" for side in (base, head)
-        ]
+    sides = [_integrity(side) for side in (base, head)]
+    if sides != ["ok", "ok"]:
         found["integrity"] = Mismatch("integrity", *sides)
     for run in (*head, *base[1:]):
         for one in conflicts(base[0].conditions, run.conditions):
             found.setdefault(one.field, one)
     return tuple(found.values())
+
+
+def _integrity(runs: Sequence[Run]) -> str:
+    """What makes any of the runs unusable, or `ok`."""
+    for run in runs:
+        if run.integrity == "unusable":
+            return f"unusable ({run.unusable})" if run.unusable else "unusable"
+    return "ok"
 
 
 def _nothing_judged(base: Sequence[Run], head: Sequence[Run], step: MetricVerdict) -> Iterator[Mismatch]:
@@ -117,21 +122,21 @@ def _headline(
     metrics: Sequence[MetricVerdict],
     sites: Sequence[SiteVerdict],
     mismatches: Sequence[Mismatch],
+    policy: Policy,
 ) -> str:
     """The decision in one line: what broke and what it costs, or why nothing did."""
     if mismatches:
-        named = "; ".join(f"{one.field} ({one.base} against {one.head})" for one in mismatches)
-        return f"Not comparable: {named}"
+        return f"Not comparable: {name_mismatches(mismatches)}"
     failed = [one for one in sites if one.decision == "regression"]
     slower = [one for one in metrics if one.judged and one.verdict == "regression"]
     step = metrics[0]
     if failed:
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
         first = failed[0]
-        also = "; ".join(_change(one) for one in slower) or _change(step)
+        also = "; ".join(_change(one, policy) for one in slower) or _change(step, policy)
         return f"Regression: new blocking site{more}: {first.site}: {first.verdict}, {cost(first)}; {also}"
     if slower:
-        return "Regression: " + "; ".join(_change(one) for one in slower)
+        return "Regression: " + "; ".join(_change(one, policy) for one in slower)
     if step.verdict == "incomparable":
         return f"No new blocking site fails; {step.reason}"
     names = {
@@ -139,22 +144,31 @@ def _headline(
         "inconclusive": "Inconclusive, passed with a warning",
         "unchanged": "No regression",
     }
-    return f"{names.get(verdict, verdict)}: {_change(step)}; no new blocking site fails"
+    return f"{names.get(verdict, verdict)}: {_change(step, policy)}; no new blocking site fails"
 
 
 def cost(site: SiteVerdict) -> str:
     """What a site costs, and how that is known."""
     if site.calibrated:
         return f"costs {site.cost_us:,.1f} µs a step without the profiler (calibrated)"
+    if site.cost_us < LEAST_US:
+        return "its cost not calibrated (the trace, with its slow host, shows none)"
     return f"costs at least {site.cost_us:,.1f} µs a step (lower bound from the trace, not calibrated)"
 
 
-def _change(one: MetricVerdict) -> str:
+def _change(one: MetricVerdict, policy: Policy) -> str:
+    """From what to what a metric changed, what that is called, and where it cannot be told, why."""
     if one.change_pct is None or one.base is None or one.head is None:
         return one.reason
-    return (
-        f"{one.title} {one.base:,.3f} to {one.head:,.3f} {one.unit} ({one.change_pct:+.1f} %, {one.verdict})"
-    )
+    said: str = one.verdict
+    if one.verdict == "inconclusive":
+        is_few = min(one.base_runs, one.head_runs) < policy.min_runs
+        if is_few:
+            said += f": {few_runs(one.base_runs, one.head_runs, policy)}"
+        elif one.interval_pct is not None:
+            said += f": {percents(one.interval_pct)} is possible"
+    change = signed_percent(one.change_pct)
+    return f"{one.title} {one.base:,.3f} to {one.head:,.3f} {one.unit} ({change}, {said})"
 
 
 def _warnings(

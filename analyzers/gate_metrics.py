@@ -12,11 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from latencylab.model.comparison import percents, signed_percent
 from latencylab.model.gate import METRICS, SECONDARY, STEP, TRACED_STEP, Metric, MetricVerdict, Policy, Run
 from latencylab.stats import Difference, compare_means
 
-# How many runs an assumed spread counts for; never for more than half of what was measured.
-USUAL_WEIGHT = 4.0
+# How many degrees of freedom an assumed spread counts for; the usual one always for fewer than were measured.
+USUAL_WEIGHT = 8.0
 KNOWN_WEIGHT = 10.0
 PERCENT = 100.0
 
@@ -27,7 +28,7 @@ def judge_metrics(base: Sequence[Run], head: Sequence[Run], policy: Policy) -> t
     for metric in SECONDARY:
         ours, theirs = _values(base, metric), _values(head, metric)
         if ours or theirs:
-            found.append(_judge_secondary(metric, ours, theirs, _step_us(base), policy))
+            found.append(_judge_secondary(metric, ours, theirs, _step_us(base, metric), policy))
     return tuple(found)
 
 
@@ -70,7 +71,11 @@ def _compare(base: Sequence[float], head: Sequence[float], policy: Policy) -> Di
     """The test of the runs' logarithms; the spread known from history goes before the usual one."""
     if policy.known_spread_pct > 0:
         return compare_means(base, head, policy.known_spread_pct / PERCENT, KNOWN_WEIGHT)
-    weight = min(USUAL_WEIGHT, (len(base) + len(head) - 2) / 2)
+    return _compare_usual(base, head, policy)
+
+
+def _compare_usual(base: Sequence[float], head: Sequence[float], policy: Policy) -> Difference:
+    weight = min(USUAL_WEIGHT, len(base) + len(head) - 3)
     return compare_means(base, head, policy.usual_spread_pct / PERCENT, weight)
 
 
@@ -86,7 +91,7 @@ def _judge_many(
     found = replace(found, interval_pct=interval, p_value=p_worse, spread_pct=PERCENT * difference.sd)
     change = found.change_pct or 0.0
     is_real = p_worse < policy.alpha or 1 - p_worse < policy.alpha
-    shown = f"change {change:+.2f} %"
+    shown = f"change {signed_percent(change, 2)}"
     if is_real and abs(change) > policy.min_effect_pct:
         if metric.good == "none":
             return replace(found, verdict="inconclusive", reason=f"{shown}: neither way is better")
@@ -104,7 +109,7 @@ def _judge_many(
     return replace(
         found,
         verdict="inconclusive",
-        reason=f"{shown}, but from {interval[0]:+.1f} to {interval[1]:+.1f} % is possible: runs of one side"
+        reason=f"{shown}, but {percents(interval)} is possible: runs of one side"
         f" spread by {PERCENT * difference.sd:.1f} %; more runs would tell",
     )
 
@@ -112,14 +117,15 @@ def _judge_many(
 def _judge_few(found: MetricVerdict, timed: Sequence[Sequence[Run]], policy: Policy) -> MetricVerdict:
     """The verdict with too few runs to know their spread: only a change far beyond a known one is told."""
     change = found.change_pct or 0.0
+    shown = f"change {signed_percent(change, 2)}"
     found = replace(found, interval_pct=_within(found, timed))
-    few = _few(found.base_runs, found.head_runs, policy)
+    few = few_runs(found.base_runs, found.head_runs, policy)
     spread = policy.known_spread_pct
     if spread <= 0:
         return replace(
             found,
             verdict="inconclusive",
-            reason=f"change {change:+.2f} %, but {few}: how much runs of one commit differ is not known",
+            reason=f"{shown}, but {few}: how much runs of one commit differ is not known",
         )
     of_difference = math.sqrt(1 / found.base_runs + 1 / found.head_runs)
     limit = max(policy.few_runs_factor * spread * max(1.0, of_difference), policy.min_effect_pct)
@@ -128,18 +134,19 @@ def _judge_few(found: MetricVerdict, timed: Sequence[Sequence[Run]], policy: Pol
             found,
             verdict="regression" if change > 0 else "improvement",
             spread_pct=spread,
-            reason=f"change {change:+.2f} %, beyond {limit:.2f} %, {policy.few_runs_factor:g} times what"
+            reason=f"{shown}, beyond {limit:.2f} %, {policy.few_runs_factor:g} times what"
             f" runs are known to spread by ({spread:g} %); {few}",
         )
     return replace(
         found,
         verdict="inconclusive",
         spread_pct=spread,
-        reason=f"change {change:+.2f} %, within {limit:.2f} % that the known spread allows; {few}",
+        reason=f"{shown}, within {limit:.2f} % that the known spread allows; {few}",
     )
 
 
-def _few(base: int, head: int, policy: Policy) -> str:
+def few_runs(base: int, head: int, policy: Policy) -> str:
+    """How many runs there are and should be, in words."""
     return f"{base} against {head} runs where {policy.min_runs} a side are needed"
 
 
@@ -185,10 +192,8 @@ def _judge_secondary(
     change = _mean(head) - _mean(base)
     found = replace(found, change_pct=_percent(change) if logs else _plain_percent(change))
     if min(len(base), len(head)) < policy.min_runs:
-        return replace(found, verdict="inconclusive", reason=_few(len(base), len(head), policy))
-    weight = min(USUAL_WEIGHT, (len(base) + len(head) - 2) / 2)
-    difference = compare_means(base, head, policy.usual_spread_pct / PERCENT, weight)
-    return _judge_many(metric, found, difference, policy, logs=logs)
+        return replace(found, verdict="inconclusive", reason=few_runs(len(base), len(head), policy))
+    return _judge_many(metric, found, _compare_usual(base, head, policy), policy, logs=logs)
 
 
 def _judge_count(
@@ -225,8 +230,10 @@ def _values(runs: Sequence[Run], metric: Metric) -> list[float]:
     return [value for value in found if metric.relative != "itself" or metric.count or value > 0]
 
 
-def _step_us(runs: Sequence[Run]) -> float | None:
-    steps = _values(runs, METRICS[TRACED_STEP.name])
+def _step_us(runs: Sequence[Run], metric: Metric) -> float | None:
+    """The step that a metric's change is a share of: without the profiler, where that is known, or traced."""
+    timed = [_mean(run.requests_step_ms) * 1000 for run in runs if run.requests_step_ms]
+    steps = timed if metric.relative == "step" and timed else _values(runs, METRICS[TRACED_STEP.name])
     return _mean(steps) if steps else None
 
 

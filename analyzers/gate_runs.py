@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from latencylab.analyzers.comparable import circumstances, conditions, recorded
+from latencylab.analyzers.comparable import circumstances, conditions, recorded, unusable_because
 from latencylab.analyzers.syncs import EVIDENCE
+from latencylab.model.calibration import CalibrationStatus, SyncVerdict
 from latencylab.model.capture import Capture
-from latencylab.model.findings import Analysis, CalibrationStatus, RankFindings, Sync, SyncVerdict
+from latencylab.model.findings import Analysis, RankFindings, Sync
 from latencylab.model.gate import Run, RunSite
 from latencylab.model.unprofiled import Request
 from latencylab.stats import bootstrap_mean
@@ -23,13 +24,14 @@ def run_of(capture: Capture, analysis: Analysis) -> Run:
     """The run that a capture is, with the analysis of that capture."""
     manifest = capture.manifest or {}
     requests = capture.unprofiled.requests if capture.unprofiled else ()
-    timed = [(place, request) for place, request in enumerate(requests) if _is_timed(request)]
+    timed = [(place, request) for place, request in enumerate(requests) if is_timed(request)]
+    unusable = unusable_because(analysis)
     keys = _keys(manifest.get("workload"), [place for place, _ in timed])
     return Run(
         label=capture.path,
         commit=_text(manifest.get("commit")),
         created=_text(manifest.get("created")),
-        requests_step_ms=tuple(request.step_ms for _, request in timed if request.step_ms),
+        requests_step_ms=tuple(steps_ms(requests)),
         request_keys=keys,
         step_interval_ms=bootstrap_mean([_gaps_ms(request) for _, request in timed]),
         metrics=dict(_metrics(requests, analysis)),
@@ -37,16 +39,22 @@ def run_of(capture: Capture, analysis: Analysis) -> Run:
         steps=min((rank.main.steps.steady for rank in analysis.ranks), default=0),
         sites=_sites(analysis),
         calibration=_status(analysis),
-        integrity=analysis.integrity.status,
+        integrity="unusable" if unusable else analysis.integrity.status,
+        unusable=unusable,
         conditions=conditions(analysis),
         circumstances=circumstances(analysis),
         recorded=recorded(analysis),
     )
 
 
-def _is_timed(request: Request) -> bool:
+def is_timed(request: Request) -> bool:
     """Whether its chunks tell the time of a step, as they do where their clock runs on."""
     return request.step_ms is not None and request.step_ms > 0
+
+
+def steps_ms(requests: Sequence[Request]) -> list[float]:
+    """Ms per step of each request that tells it."""
+    return [request.step_ms for request in requests if request.step_ms is not None and is_timed(request)]
 
 
 def _text(value: Any) -> str | None:

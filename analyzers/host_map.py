@@ -19,6 +19,7 @@ import numpy as np
 from latencylab.analyzers.host import PROFILER, WAITING
 from latencylab.analyzers.replay import F64, Program, Scenarios, joined, replay, span_lengths, step_starts
 from latencylab.analyzers.step_clock import ClockSteps
+from latencylab.model.integrity import InputError
 from latencylab.model.trace import I64, Bool
 
 SPEEDS = np.geomspace(0.15, 2.5, 36)  # of the host, over what the trace shows
@@ -242,7 +243,11 @@ def stretch_speeds(program: Program, steps: I64, clock: ClockSteps, host_map: Ho
     if clock.waits and clock.self_ns:
         total = np.sum(list(clock.self_ns.values()), axis=0)
         unit = host_factors(program, host_map.relative, np.ones(1))[:, 0]
-        return medians(total, clock.stretch) / float((host_time(program, steps) * unit).sum())
+        # What is queued evens out the host's slow and quick steps: it is their mean that holds the GPU up.
+        mean = np.bincount(clock.stretch, total) / np.bincount(clock.stretch)
+        if (mean <= 0).any():
+            raise InputError("the step clock's spans are longer than its steps, or its waits than its spans")
+        return mean / float((host_time(program, steps) * unit).sum())
     spans, measured = (shape.span, clock.span) if shape.span is not None else (shape.step, clock.length)
     if shape.span_says_nothing(host_map.usual) and shape.between is not None:
         spans, measured = shape.between, clock.between

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,13 @@ from latencylab.model.integrity import Issue
 from latencylab.model.trace import KERNEL, Trace
 
 KERNEL_LAUNCH = re.compile(r"LaunchKernel|GraphLaunch|LaunchCooperative")
+
+
+def capture_issues(manifest: Mapping[str, Any] | None) -> Iterable[Issue]:
+    """What was wrong with a capture when it was taken, as its manifest says."""
+    reason = (manifest or {}).get("unusable")
+    if reason:
+        yield Issue("capture_unusable", "error", 1, f"the capture was marked unusable: {reason}")
 
 
 def find_issues(trace: Trace, launches: Launches) -> Iterable[Issue]:

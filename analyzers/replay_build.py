@@ -205,11 +205,12 @@ class Spans:
 
     @classmethod
     def of(cls, trace: Trace, thread: int, only: frozenset[str] | None = None) -> Spans:
+        names = tuple(clock_name(name) for name in trace.names)  # before `innermost` drops all brackets
+        trace = replace(trace, names=names)
         if only is not None:
-            chosen = np.array([clock_name(name) in only for name in trace.names], bool)
+            chosen = np.array([name in only for name in names], bool)
             trace = replace(trace, spans=trace.spans.take(chosen[trace.spans.name]))
-        time, label, names = innermost(trace, thread)
-        return cls(time, label, tuple(clock_name(name) for name in names))
+        return cls(*innermost(trace, thread))
 
     def at(self, time: I64) -> I64:
         return self.label[np.maximum(np.searchsorted(self.time, time, side="right") - 1, 0)]

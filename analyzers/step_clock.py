@@ -15,8 +15,10 @@ from latencylab.model.integrity import InputError
 from latencylab.model.trace import I64, MISSING, Bool
 from latencylab.model.unprofiled import PROBE, STEP_SPANS, StepClock
 
+MOST_ODD = 0.01  # of the spans, which damage may have reached without making the others doubtful
 STRETCH = 16  # steps in a row of one request, whose host has one speed
 OUTLIER_TIMES = 3  # the median step, as in a trace
+RARE = 0.5  # of the steps that have the commonest span: a span of fewer is no part of every step
 UNNAMED_DECODES = {"decode", "step", ""}  # what a clock may call steps of any kind but prefill
 PREFILLS = {"prefill", "extend"}
 WAIT = re.compile(r"^ll\.wait\.")
@@ -55,6 +57,10 @@ def clock_steps(clock: StepClock, view: KindView, clocked: frozenset[str]) -> Cl
     name = STEP_SPANS[0] if STEP_SPANS[0] in clock.span else STEP_SPANS[1]
     is_step = np.array([span == name for span in clock.span], bool)
     rows = np.flatnonzero(is_step)
+    if (odd := int((clock.end_ns < clock.start_ns).sum())) > MOST_ODD * len(clock):
+        raise InputError(f"{odd} of the step clock's {len(clock)} spans end before they start")
+    if not len(rows):
+        raise InputError("the step clock has no step in it")
     rows = rows[np.argsort(clock.start_ns[rows], kind="stable")]
     kinds = np.array([clock.kind[row] for row in rows.tolist()])
     wanted = _check_kinds(view.kind or "", kinds)
@@ -69,7 +75,9 @@ def clock_steps(clock: StepClock, view: KindView, clocked: frozenset[str]) -> Cl
     kept = np.flatnonzero(mine & follows & leads)
     if not len(kept):
         raise InputError(f"the step clock has no two steps of kind {view.kind} in a row")
-    kept = kept[length[kept] <= OUTLIER_TIMES * np.median(length[kept])]
+    kept = kept[(length[kept] > 0) & (length[kept] <= OUTLIER_TIMES * np.median(length[kept]))]
+    if not len(kept):
+        raise InputError("the step clock's times do not go on from step to step")
     until = np.append(clock.start_ns[rows][1:], clock.end_ns[rows][-1:])
     self_ns = _self_times(clock, rows[kept], until[kept], clocked)
     return ClockSteps(
@@ -85,13 +93,22 @@ def clock_steps(clock: StepClock, view: KindView, clocked: frozenset[str]) -> Cl
 
 
 def _detailed(clock: StepClock, rows: I64, until: I64, step_span: str) -> Bool:
-    """The steps of which the clock has more than the step and its waits; all, where it never has."""
+    """The steps of which the clock has all that it ever has; all steps, where it has the steps and their
+    waits alone. Of the first and the last step of a burst of detail it has a part, up to the next step."""
     inner = np.array([not WAIT.match(span) and span not in (step_span, PROBE) for span in clock.span], bool)
     start = clock.start_ns[rows]
-    at = np.searchsorted(start, clock.start_ns[inner], side="right") - 1
-    at = at[(at >= 0) & (clock.start_ns[inner] < until[at])]
-    found = np.bincount(at, minlength=len(rows)) > 0
-    return found if found.any() else ~found
+    its = np.flatnonzero(inner)
+    at = np.searchsorted(start, clock.start_ns[its], side="right") - 1
+    inside = (at >= 0) & (clock.start_ns[its] < until[at])
+    there: dict[str, Bool] = {}
+    for row, step in zip(its[inside].tolist(), at[inside].tolist(), strict=True):
+        there.setdefault(clock.span[row], np.zeros(len(rows), bool))[step] = True
+    found = np.ones(len(rows), bool)
+    often = RARE * max((int(has.sum()) for has in there.values()), default=0)
+    for has in there.values():
+        if has.sum() >= often:
+            found &= has
+    return found
 
 
 def _check_kinds(kind: str, kinds: np.ndarray) -> set[str]:
@@ -120,6 +137,35 @@ def _check_legs(clock: StepClock, view: KindView, wanted: set[str]) -> None:
                 "the step clock is of another configuration: legs "
                 f"{', '.join(sorted(traced)) or 'none'} in the trace, {', '.join(sorted(timed))} in it"
             )
+
+
+def leg_lengths(clock: StepClock, kind: str) -> dict[str, I64]:
+    """Per leg that the clock has, in their order in a step, the GPU time of each to the next leg or step, ns.
+
+    Raises InputError where no step of the clock is of this kind.
+    """
+    wanted = _check_kinds(kind, np.array(clock.kind))
+    of_leg = [LEG.match(span) for span in clock.span]
+    is_mark = np.array(
+        [
+            (span in STEP_SPANS or leg is not None) and its in wanted
+            for span, leg, its in zip(clock.span, of_leg, clock.kind, strict=True)
+        ],
+        bool,
+    )
+    rows = np.flatnonzero(is_mark & (clock.gpu_start_ns >= 0))
+    rows = rows[np.argsort(clock.start_ns[rows], kind="stable")]
+    here, there = rows[:-1], rows[1:]
+    on = clock.step[there] - clock.step[here]
+    is_step = np.array([clock.span[row] in STEP_SPANS for row in there.tolist()], bool)
+    joined = (clock.request[here] == clock.request[there]) & (on == is_step)
+    lengths: dict[str, list[int]] = {}
+    for row, following in zip(here[joined].tolist(), there[joined].tolist(), strict=True):
+        leg = of_leg[row]
+        if leg is not None:
+            ns = int(clock.gpu_start_ns[following] - clock.gpu_start_ns[row])
+            lengths.setdefault(leg.group(1), []).append(ns)
+    return {leg: np.array(ns, np.int64) for leg, ns in lengths.items()}
 
 
 def _gpu_or_host(clock: StepClock, rows: I64) -> I64:
@@ -163,7 +209,7 @@ def _self_times(clock: StepClock, rows: I64, until: I64, clocked: frozenset[str]
         step.tolist(),
         clock.start_ns[others].tolist(),
         clock.end_ns[others].tolist(),
-        np.maximum(clock.waiting_ns[others], 0).tolist(),
+        np.clip(clock.waiting_ns[others], 0, np.maximum(clock.end_ns - clock.start_ns, 0)[others]).tolist(),
         strict=True,
     )
     for row, its, begin, end, waiting in rows_of:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import numpy as np
 
 from latencylab.analyzers.host import Paths
 from latencylab.analyzers.view import KindView
 from latencylab.analyzers.waits import Site, Waits
-from latencylab.model.findings import Evidence, Sync, SyncVerdict
+from latencylab.model.calibration import Calibration, SyncVerdict
+from latencylab.model.findings import Evidence, Sync
 from latencylab.model.trace import I64
 
 EVIDENCE: tuple[Evidence, ...] = ("recorded", "blocked", "eliminated", "unknown")  # best first
@@ -39,8 +43,37 @@ def summarise_syncs(view: KindView) -> tuple[Sync, ...]:
         )
         for site in np.unique(waits.site[view.calls]).tolist()
     ]
+    return _worst_first(found)
+
+
+def calibrated_syncs(syncs: Iterable[Sync], calibration: Calibration | None) -> tuple[Sync, ...]:
+    """The sites, the worst first: as without the profiler where that is calibrated, else as in the trace."""
+    costs = {}
+    if calibration is not None and calibration.status == "calibrated":
+        costs = {cost.site: cost for cost in calibration.syncs}
+    found = []
+    for sync in syncs:
+        cost = costs.get(sync.site)
+        if cost is not None:
+            sync = replace(
+                sync,
+                need_us=cost.need_us,
+                verdict=cost.verdict,
+                unprofiled_blocked_us=cost.blocked_us.value,
+                cost_us=max(cost.cost_us.value, 0.0),
+            )
+        found.append(sync)
+    return _worst_first(found)
+
+
+def _worst_first(syncs: Iterable[Sync]) -> tuple[Sync, ...]:
     order = ("harmful", "pinning", "unclear", "hidden")
-    return tuple(sorted(found, key=lambda s: (order.index(s.verdict), -s.idle_us, -s.blocked_us, s.site)))
+    return tuple(
+        sorted(
+            syncs,
+            key=lambda s: (order.index(s.verdict), -(s.cost_us or 0.0), -s.idle_us, -s.blocked_us, s.site),
+        )
+    )
 
 
 def _summarise(view: KindView, site: Site, calls: I64, idle_us: float, wall_us: float, frames: Paths) -> Sync:

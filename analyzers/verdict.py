@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latencylab.model.findings import (
-    Calibration,
-    Collectives,
-    Confidence,
-    Fix,
-    KindFindings,
-    RankFindings,
-    Sync,
-    Verdict,
-)
+from latencylab.analyzers.calibration import NOT_MEASURED
+from latencylab.model.calibration import Calibration, Fix
+from latencylab.model.findings import Collectives, Confidence, KindFindings, RankFindings, Sync, Verdict
 from latencylab.model.integrity import Integrity
 
 SMALL = 0.03  # a share of the step below which a part is not worth the headline
@@ -65,7 +58,7 @@ def judge(
     reasons = tuple(_doubts(main, integrity, calibration))
     where = f"Rank {rank.rank}: " if len(ranks) > 1 else ""
     late = _late(collectives, _parts(rank)[0], len(collectives.unpaired_by_rank)) if collectives else ""
-    text = where + _sentence(rank) + _in_truth(calibration, _worst(main)) + late
+    text = where + _sentence(rank, calibration) + late
     return Verdict(text, _confidence(rank, integrity, calibration), reasons)
 
 
@@ -73,22 +66,44 @@ def _holds(calibration: Calibration | None) -> bool:
     return calibration is not None and calibration.status == "calibrated"
 
 
-def _in_truth(calibration: Calibration | None, named: Sync | None) -> str:
-    """What the step is without the profiler, where calibration says."""
-    if calibration is None or not _holds(calibration):
-        return ""
-    predicted, idle = calibration.predicted_step_us, calibration.idle_host_us
-    if predicted is None or idle is None:
-        return ""
-    step = f" Without the profiler the step takes {predicted.value / 1000:.2f} ms"
-    if idle.value < SMALL * predicted.value:
-        return f"{step} and the GPU waits for the host hardly at all: the idle shown is the profiler's."
-    dear = max(calibration.syncs, key=lambda site: site.cost_us.value, default=None)
-    cost = ""
-    if dear is not None and dear.cost_us.value >= SMALL * predicted.value:
-        which = "that wait" if named is not None and named.site == dear.site else f"the wait in {dear.site}"
-        cost = f"; {which} costs {dear.cost_us.value / 1000:.2f} ms of it"
-    return f"{step}, and the GPU waits {_share(idle.value, predicted.value)} of it for the host{cost}."
+def _in_truth(rank: RankFindings, calibration: Calibration, step_us: float, idle_us: float) -> str:
+    """What the step is without the profiler, and then what the trace shows of it."""
+    main = rank.main
+    wall, _, host, _, _ = _parts(rank)
+    step = f"{step_us / 1000:.2f} ms {_kind(main)}step"
+    traced = f"{_share(host, wall)} of each {wall / 1000:.2f} ms step"
+    worst = _worst(main)
+    cost = next((its.cost_us.value for its in calibration.syncs if worst and its.site == worst.site), 0.0)
+    if worst is not None and cost >= SMALL * step_us:
+        return (
+            f"A blocking call costs {cost / 1000:.2f} ms of the {step}: {worst.site},"
+            f" {_times(worst.per_step)}, {_behind(worst)}. The GPU waits {_share(idle_us, step_us)} of it for"
+            f" the host; in the trace, which the profiler slows, {traced}."
+        )
+    pinned = f" {worst.site} keeps the host from running ahead, which costs little here." if worst else ""
+    if idle_us < SMALL * step_us:
+        shown = f" The {traced} that it waits in the trace are the profiler's." if host > SMALL * wall else ""
+        heaviest = f"; {main.kernels[0].name} first" if main.kernels else ""
+        return (
+            f"GPU bound: the {step} hardly waits for the host without the profiler{heaviest}.{shown}{pinned}"
+        )
+    blame = calibration.idle_host_blame_us
+    during = f", most of it during {_named(max(blame, key=lambda name: blame[name].value))}" if blame else ""
+    return (
+        f"The GPU waits {_share(idle_us, step_us)} of the {step} for the host{during};"
+        f" {_blocking(main)}. In the trace, which the profiler slows, it waits {traced}.{pinned}"
+    )
+
+
+def _behind(sync: Sync) -> str:
+    """How little is queued behind what a call waits for."""
+    behind, need = sync.behind_us or 0.0, sync.need_us or 0.0
+    return f"with {behind:,.0f} µs of GPU work queued behind it where {need:,.0f} are needed"
+
+
+def _kind(main: KindFindings) -> str:
+    """The kind of step as a word before it."""
+    return "" if main.kind in (None, "step") else f"{main.kind} "
 
 
 def _late(collectives: Collectives, wall: float, ranks: int) -> str:
@@ -117,19 +132,21 @@ def _host_share(findings: KindFindings) -> float:
     return parts.idle_host / parts.wall if parts and parts.wall else 0.0
 
 
-def _sentence(rank: RankFindings) -> str:
+def _sentence(rank: RankFindings, calibration: Calibration | None) -> str:
+    if calibration is not None and _holds(calibration):
+        predicted, idle = calibration.predicted_step_us, calibration.idle_host_us
+        if predicted is not None and idle is not None:
+            return _in_truth(rank, calibration, predicted.value, idle.value)
     main = rank.main
     wall, busy, host, gpu, unknown = _parts(rank)
     of_step = f"of the {wall / 1000:.2f} ms window"
     if main.step_us:
-        of_step = f"of each {wall / 1000:.2f} ms {'' if main.kind == 'step' else f'{main.kind} '}step"
+        of_step = f"of each {wall / 1000:.2f} ms {_kind(main)}step"
     worst = _worst(main)
     if worst is not None:
-        behind, need = worst.behind_us or 0.0, worst.need_us or 0.0
         return (
-            f"The host blocks {_times(worst.per_step)} in {worst.site}, with {behind:,.0f} µs of GPU work"
-            f" queued behind it where {need:,.0f} are needed, so it cannot run ahead: the GPU waits"
-            f" {_share(host, wall)} {of_step} for the host."
+            f"The host blocks {_times(worst.per_step)} in {worst.site}, {_behind(worst)}, so it cannot run"
+            f" ahead: the GPU waits {_share(host, wall)} {of_step} for the host."
         )
     if unknown > SMALL * wall and unknown >= max(host, gpu):
         return (
@@ -194,7 +211,9 @@ def _doubts(main: KindFindings, integrity: Integrity, calibration: Calibration |
     if calibration is not None and calibration.status == "untrusted":
         doubts.append(f"calibration is not trusted: {calibration.reason}; host idle is an upper bound")
     elif _host_share(main) > SMALL and not _holds(calibration):
-        doubts.append("not calibrated: the profiler slows the host, so host idle is an upper bound")
+        refused = calibration is not None and calibration.reason not in ("", NOT_MEASURED)
+        why = f" ({calibration.reason})" if calibration is not None and refused else ""
+        doubts.append(f"not calibrated{why}: the profiler slows the host, so host idle is an upper bound")
     worst = _worst(main)
     if worst is not None and worst.shown < worst.calls:
         doubts.append(

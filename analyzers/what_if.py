@@ -14,7 +14,8 @@ from latencylab.analyzers.replay import F64, Scenarios, Times, joined, replay, s
 from latencylab.analyzers.replay_build import clock_name
 from latencylab.analyzers.shares import NO_SPAN
 from latencylab.analyzers.syncs import is_shown, verdict_of
-from latencylab.model.findings import Estimate, Fix, SiteCost, Sync
+from latencylab.model.calibration import Estimate, Fix, SiteCost
+from latencylab.model.findings import Sync
 from latencylab.model.integrity import InputError
 from latencylab.model.trace import MISSING
 
@@ -46,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The median step with a change, and what it gives per step on average, µs."""
+    """The median step with a change, and by how much that is shorter, µs."""
 
     change: Change
     step_us: Estimate
@@ -64,16 +65,12 @@ def predict(model: Model, changes: Sequence[Change]) -> tuple[Outcome, ...]:
     times = replay(model.program, joined(edits))
     lengths = np.diff(step_starts(model.program, times), axis=0)[model.steps]
     middle = np.median(lengths, axis=0).reshape(-1, count)
-    whole = lengths.mean(axis=0).reshape(-1, count)
-    stretches = model.stretches
-    shift = model.predicted() - stretches.at(speeds, middle[0])  # the curve is finer than these few speeds
+    stretches, unchanged = model.stretches, model.predicted()
+    shift = unchanged - stretches.at(speeds, middle[0])  # the curve is finer than these few speeds
+    changed = [stretches.at(speeds, row) + shift for row in middle[1:]]
     return tuple(
-        Outcome(
-            change,
-            in_us(stretches.median(stretches.at(speeds, middle[row]) + shift)),
-            in_us(stretches.mean(stretches.at(speeds, whole[0] - whole[row]))),
-        )
-        for row, change in enumerate(changes, 1)
+        Outcome(change, in_us(stretches.median(its)), in_us(stretches.median(unchanged, less=its)))
+        for change, its in zip(changes, changed, strict=True)
     )
 
 
@@ -215,7 +212,9 @@ def possible_changes(model: Model, syncs: Sequence[Sync]) -> tuple[Change, ...]:
 def rank_fixes_by_replay(
     outcomes: Sequence[Outcome], step_us: float, pinning: frozenset[str], calibrated: bool
 ) -> tuple[Fix, ...]:
-    """Changes worth 1 % of the step and more, and each pinning site, the one that gives most first."""
+    """Changes worth 1 % of the step and more, the one that gives most first; before them each site that pins,
+    for its wait is waste, while kernels and host work can be made cheaper only so far.
+    """
     fixes = [
         Fix(
             its.change.what,
@@ -227,7 +226,7 @@ def rank_fixes_by_replay(
         for its in outcomes
         if its.gain_us.value > WORTH * step_us or pinning.intersection(its.change.sites)
     ]
-    return tuple(sorted(fixes, key=lambda fix: -fix.us_per_step))
+    return tuple(sorted(fixes, key=lambda fix: (fix.site not in pinning, -fix.us_per_step)))
 
 
 def site_costs(model: Model, syncs: Sequence[Sync], outcomes: Sequence[Outcome]) -> tuple[SiteCost, ...]:

@@ -61,7 +61,7 @@ class Difference:
 
 
 # A spread this many times the usual one is another spread: the two are not pooled.
-UNUSUAL = 1.6
+UNUSUAL = 1.7
 
 
 def compare_means(

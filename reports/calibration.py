@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from latencylab.model.findings import Analysis, Calibration, Estimate, SiteCost
+from latencylab.model.calibration import Calibration, Estimate, SiteCost
+from latencylab.model.findings import Analysis, Sync
 from latencylab.reports import format as fmt
 
 _WORTH_US = 1.0  # of a site's cost, below which the first screen leaves it out
@@ -57,8 +59,19 @@ def lines(found: Calibration, traced_host_us: float | None) -> list[tuple[str, s
             ("host idle", f"{fmt.us(found.idle_host_us.value)} µs ({between(found.idle_host_us)}){shown}")
         )
     rows.append(("factors", _factors(found)))
+    if found.run_ahead_us:
+        ahead = ", ".join(f"{leg} {fmt.us(its.value)}" for leg, its in found.run_ahead_us.items())
+        rows.append(("run-ahead", f"{ahead} µs at the legs"))
+    if found.legs:
+        off = ", ".join(f"{its.leg} {percent(its.error_pct)}" for its in found.legs)
+        rows.append(("GPU legs", f"from leg to leg the replay is off the clock by: {off}"))
     rows += [("wait", _site(site)) for site in found.syncs if matters(site)]
-    return rows
+    return rows + [("note", note) for note in found.notes]
+
+
+def percent(value: float) -> str:
+    """An error with its sign: `+0.8 %`."""
+    return f"{round(value, 1) + 0.0:+.1f} %"
 
 
 def matters(site: SiteCost) -> bool:
@@ -74,7 +87,7 @@ def _step(found: Calibration, step_us: Estimate) -> str:
     if found.unprofiled_step_us is None or found.error_pct is None:
         return f"{predicted}, not measured{with_profiler}"
     measured = f"measured {fmt.us(found.unprofiled_step_us.value)} µs ({between(found.unprofiled_step_us)})"
-    return f"{measured}, {predicted}, {found.error_pct:+.1f} %{with_profiler}"
+    return f"{measured}, {predicted}, {percent(found.error_pct)}{with_profiler}"
 
 
 def _factors(found: Calibration) -> str:
@@ -95,8 +108,40 @@ def _site(site: SiteCost) -> str:
     blocks = (
         f"blocks {fmt.us(site.blocked_us.value)} µs a step, {fmt.us(site.profiled_blocked_us)} in the trace"
     )
-    gain = f"without the wait the step is {fmt.us(site.cost_us.value)} µs ({between(site.cost_us)}) shorter"
+    shorter = f"{fmt.us(site.cost_us.value)} µs ({between(site.cost_us)})"
+    gain = f"without the wait steps are {shorter} shorter"
     return f"{site.site}: {blocks}; {gain}; {site.verdict}"
+
+
+def in_truth(analysis: Analysis) -> str:
+    """Beside the host idle of a trace: its status, and what is left of it without the profiler."""
+    found = analysis.calibration
+    if found is None or found.status != "calibrated" or found.idle_host_us is None:
+        return word(analysis)
+    return f"{word(analysis)}; {fmt.us_unit(found.idle_host_us.value)} without the profiler"
+
+
+def step_in_truth(analysis: Analysis) -> str:
+    """The step without the profiler, where that is calibrated; else nothing."""
+    found = analysis.calibration
+    if found is None or found.status != "calibrated" or found.predicted_step_us is None:
+        return ""
+    return f"{fmt.us_unit(found.predicted_step_us.value)} without the profiler"
+
+
+def of_site(sync: Sync) -> str:
+    """What a site does without the profiler; nothing where that is not calibrated."""
+    if sync.unprofiled_blocked_us is None or sync.cost_us is None:
+        return ""
+    blocks = f"without the profiler it blocks {fmt.us_unit(sync.unprofiled_blocked_us)} a step"
+    return f"{blocks}, and steps are {fmt.us_unit(sync.cost_us)} shorter without its wait"
+
+
+def need_note(syncs: Sequence[Sync]) -> str:
+    """How the need of these sites was found."""
+    if any(sync.cost_us is not None for sync in syncs):
+        return "need and verdict as without the profiler, the other figures as in the trace"
+    return "need: half of what the trace shows, for the profiler slows the host"
 
 
 def headline(found: Calibration) -> str:
@@ -161,6 +206,11 @@ def to_contract(found: Calibration) -> dict[str, Any]:
             }
             for its in found.spans
         ],
+        "legs": [
+            {"leg": its.leg, "predicted_us": its.predicted_us, "measured_us": its.measured_us}
+            for its in found.legs
+        ],
+        "notes": list(found.notes),
         "host_factor": value(found.host_factor),
         "host_factor_interval": interval(found.host_factor),
         "gpu_factor": found.gpu_factor,

@@ -55,6 +55,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "behind_us",
         "need_us",
         "queued_us",
+        "unprofiled_blocked_us",
+        "cost_us",
         "bytes",
         "direction",
         "span",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from latencylab.analyzers.comparable import name_mismatches
 from latencylab.model.comparison import (
     Comparison,
     Delta,
@@ -19,7 +20,6 @@ from latencylab.reports import summary
 from latencylab.reports.names import collective_name, short_name
 
 TOP = 12  # rows of a table; the rest is one row
-LEAST_US = 0.05  # below it a change is rounding
 INTERVAL = (
     "95 % interval: how far the noise of the steps within these two captures moves the difference (circular"
     " block bootstrap over steps). It knows nothing of what differs from one start of a process to the next."
@@ -92,7 +92,7 @@ def banner(comparison: Comparison) -> str:
     """What a forced comparison must say first, or ""."""
     if not comparison.mismatches:
         return ""
-    differing = "; ".join(f"{one.field}: {one.base} against {one.head}" for one in comparison.mismatches)
+    differing = name_mismatches(comparison.mismatches)
     return f"NOT COMPARABLE, compared by --force: {differing}. The differences below measure this, too."
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from latencylab.model.gate import GateResult, MetricVerdict, SiteVerdict
+from latencylab.model.comparison import LEAST_US, percents, signed_percent
+from latencylab.model.gate import METRICS, GateResult, MetricVerdict, SiteVerdict
 from latencylab.reports.format import MISSING, clean, finite
 
 DECIDES = {True: "decides", False: "explains"}
@@ -19,22 +20,26 @@ def figure(value: float | None) -> str:
 
 
 def change(one: MetricVerdict) -> str:
-    """The change in % with its sign; nothing where it is not known."""
+    """The change in % with its sign, of the step where not of itself; nothing where it is not known."""
     number = finite(one.change_pct)
-    return MISSING if number is None else f"{number:+.2f} %"
+    if number is None:
+        return MISSING
+    of = "" if METRICS[one.metric].relative == "itself" else " of the step"
+    return f"{signed_percent(number, 2)}{of}"
 
 
 def interval(one: MetricVerdict) -> str:
     """What the change lies in."""
     if one.interval_pct is None:
         return MISSING
-    low, high = one.interval_pct
-    return f"{low:+.2f} to {high:+.2f} %"
+    return percents(one.interval_pct, 2)
 
 
 def site_cost(site: SiteVerdict) -> str:
     """What a site costs a step, with the side on which that lies."""
-    return f"{site.cost_us:,.1f} µs" if site.calibrated else f"≥ {site.cost_us:,.1f} µs (not calibrated)"
+    if site.calibrated:
+        return f"{site.cost_us:,.1f} µs"
+    return f"≥ {site.cost_us:,.1f} µs (not calibrated)" if site.cost_us >= LEAST_US else "not calibrated"
 
 
 def site_runs(site: SiteVerdict) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from latencylab.analyzers.comparable import changed, conflicts
+from latencylab.model.comparison import LEAST_US
 from latencylab.reports import format as fmt
 from latencylab.reports.site_runs import ALL, Figure
 from latencylab.reports.summary import cause
@@ -19,8 +21,6 @@ Json = dict[str, Any]
 
 _CAUSES = 12
 _CLASSES = 24
-# µs per step: a difference below it is rounding.
-_TOO_SMALL = 0.05
 _PARTS = (
     ("wall", "step"),
     ("busy", "busy"),
@@ -49,14 +49,16 @@ class Row:
 
     @property
     def pct(self) -> float | None:
-        if self.before is None or self.after is None or self.before == 0:
-            return None
-        return 100 * (self.after - self.before) / abs(self.before)
+        return _change_pct(self.before, self.after)
 
 
 @dataclass(frozen=True, slots=True)
 class FigureRow(Row):
     figure: Figure = ALL[0]
+
+    @property
+    def pct(self) -> float | None:
+        return _change_pct(self.before, self.after) if self.figure.has_share else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +130,19 @@ def difference(before: Record, base: Json, after: Record, head: Json) -> Differe
     )
 
 
+def _change_pct(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None or before == 0 else 100 * (after - before) / abs(before)
+
+
 def _moved(before: Record, after: Record) -> tuple[Moved, ...]:
-    ours = before.run.conditions | before.run.circumstances
-    theirs = after.run.conditions | after.run.circumstances
-    conditions = before.run.conditions.keys() & after.run.conditions.keys()
-    return tuple(
-        Moved(name, ours.get(name, ""), theirs.get(name, ""), name in conditions)
-        for name in sorted(ours.keys() | theirs.keys(), key=lambda n: (n not in conditions, n))
-        if ours.get(name) != theirs.get(name)
-    )
+    ours, theirs = before.run, after.run
+    shared = {*ours.recorded} & {*theirs.recorded}
+    moved = [Moved(o.field, o.base, o.head, True) for o in conflicts(ours.conditions, theirs.conditions)]
+    moved += [
+        Moved(one.field, one.base or "", one.head or "", False)
+        for one in changed(ours.circumstances, theirs.circumstances, shared)
+    ]
+    return tuple(sorted(moved, key=lambda one: (not one.blocks, one.field)))
 
 
 def _sites(ours: Json, theirs: Json) -> tuple[SiteRow, ...]:
@@ -184,7 +190,7 @@ def _matched(
 
 def _largest(rows: Iterable[Row], most: int) -> tuple[Row, ...]:
     """The rows that differ, those that differ most first."""
-    differing = [row for row in rows if abs(fmt.amount(row.delta)) >= _TOO_SMALL]
+    differing = [row for row in rows if abs(fmt.amount(row.delta)) >= LEAST_US]
     return tuple(sorted(differing, key=lambda row: (-abs(fmt.amount(row.delta)), row.name))[:most])
 
 

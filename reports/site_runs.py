@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from latencylab.analyzers.comparable import conflicts
 from latencylab.analyzers.trend import Change, find_changes
+from latencylab.model import comparison
 from latencylab.model.findings import Analysis
 from latencylab.model.gate import Policy, Run
 from latencylab.reports import format as fmt
@@ -21,7 +23,6 @@ from latencylab.traces.history import Record, spread_pct
 Word = Literal["slower", "faster", "steady", "unclear", "first", "not measured", "not comparable"]
 
 _SHORT_COMMIT = 10
-_AS_FACTOR = 900.0  # %
 _PINS = ("pinning", "harmful")
 
 
@@ -39,6 +40,11 @@ class Figure:
     digits: int
     of: Callable[[Record], float | None]
     floor: bool = False
+
+    @property
+    def has_share(self) -> bool:
+        """Whether a change in % of it means anything: not of a count, nor of what is in % itself."""
+        return self.digits > 0 and self.unit != "%"
 
 
 def _metric(name: str) -> Callable[[Record], float | None]:
@@ -184,7 +190,7 @@ def record_of(analysis: Analysis, run: Run, **facts: Any) -> Record:
 
 def mark_text(figure: Figure, change: Change) -> str:
     """A change point in a few characters: `+3.1 %`, or from what to what where that is easier to grasp."""
-    if change.pct is None or not figure.digits:
+    if change.pct is None or not figure.has_share:
         return f"{plain_number(change.before, figure)} → {plain_number(change.after, figure)}"
     return signed_percent(change.pct)
 
@@ -204,16 +210,9 @@ def plain_number(value: float | None, figure: Figure) -> str:
 
 
 def signed_percent(value: float | None) -> str:
-    """A change in %, with its sign: `+3.1 %`; a factor where that is easier to grasp: `× 115`."""
+    """A change in %, with its sign, or a dash."""
     found = fmt.finite(value)
-    if found is None:
-        return fmt.MISSING
-    if found >= _AS_FACTOR:
-        return f"× {1 + found / 100:,.0f}"
-    text = f"{abs(found):,.1f} %"
-    if not text.strip("0., %"):
-        return text
-    return f"+{text}" if found > 0 else f"\N{MINUS SIGN}{text}"
+    return fmt.MISSING if found is None else comparison.signed_percent(found)
 
 
 def _trend(step: Figure) -> tuple[Figure, ...]:
@@ -252,8 +251,8 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _compared(before: Commit, after: Commit, step: Figure, spread: float | None) -> Commit:
     """The commit, and how its step stands to that of the commit before."""
-    ours, theirs = after.front.run.conditions, before.front.run.conditions
-    moved = tuple(sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]))
+    differing = conflicts(before.front.run.conditions, after.front.run.conditions)
+    moved = tuple(sorted(one.field for one in differing))
     base, head = before.values[step.key], after.values[step.key]
     added = int(fmt.amount(after.values[SITES.key]) - fmt.amount(before.values[SITES.key]))
     if base is None or head is None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from latencylab.model.calibration import Fix
 from latencylab.model.findings import (
     Analysis,
     Doing,
-    Fix,
     GpuIdle,
     KindFindings,
     RankFindings,
@@ -25,7 +25,7 @@ Role = Literal["wall", "busy", "wait", "host", "gpu", "unknown"]
 
 VERDICT_ORDER = {"harmful": 0, "pinning": 1, "unclear": 2, "hidden": 3}
 VERDICT_MEANS = {
-    "harmful": "resets run-ahead and owns idle GPU time in this trace",
+    "harmful": "resets run-ahead and makes the GPU idle",
     "pinning": "resets run-ahead; what it costs without the profiler is calibration's to say",
     "unclear": "too little work behind it, but no evidence that it waits for this step",
     "hidden": "reads an older result while enough newer work is queued",

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
-from latencylab.model.findings import Calibration, Estimate, Prediction
+from latencylab.model.calibration import Calibration, Estimate, Prediction
 from latencylab.reports import calibration as words
 from latencylab.reports import format as fmt
 from latencylab.reports.contract import as_plain
@@ -27,12 +27,13 @@ def render_calibration(
     for topic, sentence in words.lines(found, None):
         console.print(indented(f"{topic}: {sentence}", 2))
     if found.blind_error_pct is not None and not found.map_from:
-        blind = f"with the other half's host speeds: {found.blind_error_pct:+.1f} %"
+        blind = f"with the other half's host speeds: {words.percent(found.blind_error_pct)}"
         replayed = f"the trace replayed unchanged: {found.replay_error_pct:+.2f} %"
         console.print(indented(f"{blind}; {replayed}", 2, "dim"))
     if prediction is not None:
         _prediction(prediction, console)
     _idle(found, console)
+    _legs(found, console)
     _spans(found, console)
     if found.fixes:
         heading("What to fix first: each alone, µs/step", console)
@@ -42,9 +43,7 @@ def render_calibration(
 def _prediction(prediction: Prediction, console: Console) -> None:
     heading(f"What if: {prediction.what}", console)
     console.print(
-        indented(
-            f"step {_shown(prediction.step_us)} µs, shorter by {_shown(prediction.gain_us)} on average", 2
-        )
+        indented(f"step {_shown(prediction.step_us)} µs, shorter by {_shown(prediction.gain_us)}", 2)
     )
     for note in prediction.notes:
         console.print(indented(note, 2, "dim"))
@@ -57,9 +56,23 @@ def _idle(found: Calibration, console: Console) -> None:
         console.print(
             numbers(("µs", "95 %", "what"), ((fmt.us(e.value), words.between(e), n) for n, e in rows))
         )
-    if found.run_ahead_us:
-        ahead = ", ".join(f"{name} {_shown(its)}" for name, its in found.run_ahead_us.items())
-        console.print(indented(f"run-ahead at the legs, µs: {ahead}", 2))
+
+
+def _legs(found: Calibration, console: Console) -> None:
+    if not found.legs:
+        return
+    heading("GPU time from leg to leg without the profiler, µs, and run-ahead", console)
+    rows = (
+        (
+            fmt.us(its.predicted_us),
+            fmt.us(its.measured_us),
+            words.percent(its.error_pct),
+            _shown(ahead) if (ahead := found.run_ahead_us.get(its.leg)) else "",
+            its.leg,
+        )
+        for its in found.legs
+    )
+    console.print(numbers(("replayed", "measured", "off", "run-ahead", "leg"), rows))
 
 
 def _spans(found: Calibration, console: Console) -> None:

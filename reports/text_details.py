@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.text import Text
 
 from latencylab.model.findings import Analysis, KindFindings, RankFindings, Step
+from latencylab.reports import calibration, summary, text_ranks
 from latencylab.reports import format as fmt
-from latencylab.reports import summary, text_ranks
 from latencylab.reports.names import short_name
 from latencylab.reports.text_parts import ROLE_STYLE, amounts, blocking, heading, indented, issue_row, numbers
 
@@ -53,6 +53,7 @@ def _all_blocking(kind: KindFindings, console: Console) -> None:
         console.print(line)
     for verdict in sorted({s.verdict for s in kind.syncs}, key=summary.VERDICT_ORDER.__getitem__):
         console.print(indented(f"{verdict}: {summary.VERDICT_MEANS[verdict]}", 2, "dim"))
+    console.print(indented(calibration.need_note(kind.syncs), 2, "dim"))
 
 
 def _host_and_gpu(kind: KindFindings, idle_host: float | None, console: Console) -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 from latencylab.model.findings import Sync
 from latencylab.model.integrity import Issue
 from latencylab.reports import format as fmt
+from latencylab.reports.calibration import of_site
 
 CONFIDENCE_STYLE = {"high": "green", "medium": "yellow", "low": "red"}
 STATUS_STYLE = {"ok": "green", "degraded": "yellow", "unusable": "bold red"}
@@ -95,6 +96,8 @@ def blocking(syncs: Sequence[Sync], width: int, notes: bool = False) -> list[Tex
         shown = _columns(cells, columns) + ("" if narrow else f"  {sync.evidence}")
         lines.append(Text("  " + shown, style=VERDICT_STYLE[sync.verdict]))
         lines.append(indented(sync.site, 4, dim))
+        if (unprofiled := of_site(sync)) and (notes or sync.verdict != "hidden"):
+            lines.append(indented(unprofiled, 6, dim))
         if notes:
             lines.extend(indented(note, 6, "dim") for note in _notes(sync, narrow))
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from latencylab.model.integrity import InputError
 from latencylab.runtime.client import Answer, Prompt, Target, TargetError
 
 SCHEMA = "latencylab.bench/1"
+TOKEN_IDS = (1000, 30000)  # above special tokens, and within the vocabulary of one rank of a shape
 METRICS = ("ttft_ms", "tpot_ms", "step_ms", "tokens_per_s", "accept_length")
 Progress = Callable[[str], None]
 
@@ -28,7 +30,7 @@ class Workload:
     requests: int = 6
     warmup: int = 2
     seed: int = 0
-    token_ids: tuple[int, int] = (1000, 30000)
+    token_ids: tuple[int, int] = TOKEN_IDS
     texts: tuple[str, ...] = ()
 
     def prompt(self, name: str) -> Prompt:
@@ -47,8 +49,17 @@ class Workload:
             "requests": self.requests,
             "warmup": self.warmup,
             "seed": self.seed,
-            "prompts": f"{len(self.texts)} given texts" if self.texts else "random token ids",
+            "prompts": self._about_prompts(),
         }
+
+    def _about_prompts(self) -> str:
+        """In words that differ where the prompts do, but for their length and seed."""
+        if self.texts:
+            digest = hashlib.sha256("\n".join(self.texts).encode("utf-8", "surrogatepass")).hexdigest()
+            return f"{len(self.texts)} given texts, SHA-256 {digest[:16]}"
+        if self.token_ids != TOKEN_IDS:
+            return f"random token ids from {self.token_ids[0]} up to {self.token_ids[1]}"
+        return "random token ids"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from latencylab.traces.bundle import read_manifest
 
 Progress = Callable[[str], None]
 TRACES_S = 300.0
+SHOWN = 16  # ranks without a trace that are told one by one
 # Chunks come after their steps, and a profiler stops at the start of a later one: with so few chunks more
 # than steps wanted, it may still be on when the request ends.
 STEPS_BEHIND = 8
@@ -73,21 +74,17 @@ def record(
     server and then removes it; without one the server stays, and its profiler is stopped after a failure.
     """
     clocks = ServerClocks.of(server_dir) if server_dir is not None else None
-    findings = [Finding(wrong) for wrong in clocks.switch_on()] if clocks else []
-    measured = measure(target, plan.workload, progress)
-    if measured.stopped is not None:
-        raise TargetError(f"{measured.stopped}; no capture was taken")
-    write_client(folder, [answer.request for answer in measured.answers])
-    if clocks is not None:
-        findings += [Finding(wrong) for wrong in clocks.take(folder, *_window(measured))]
-        about = {**about, "clocks": clocks.accounts()}
-    with nullcontext(workdir / "traces") if workdir is not None else _trace_folder(target) as traces:
-        profiled = _profile(target, plan, traces, progress)
-        found = wait_for_traces(traces, ranks, plan.traces_s, target.check_alive)
-        findings += [
-            *_short(profiled, plan),
-            *gather(folder, found, ranks, f"within {plan.traces_s:g} s of {target.where}"),
-        ]
+    with clocks.alone() if clocks is not None else nullcontext():
+        measured, findings = _unprofiled(folder, target, plan.workload, clocks, progress)
+        if clocks is not None:
+            about = {**about, "clocks": clocks.accounts()}
+        with nullcontext(workdir / "traces") if workdir is not None else _trace_folder(target) as traces:
+            profiled = _profile(target, plan, traces, progress)
+            found = wait_for_traces(traces, ranks, plan.traces_s, target.check_alive)
+            findings += [
+                *_short(profiled, plan),
+                *gather(folder, found, ranks, f"within {plan.traces_s:g} s of {target.where}"),
+            ]
     workload = {
         **plan.workload.described(),
         **dict(about.get("workload") or {}),
@@ -100,6 +97,20 @@ def record(
     return findings
 
 
+def _unprofiled(
+    folder: Path, target: Target, workload: Workload, clocks: ServerClocks | None, progress: Progress | None
+) -> tuple[Measured, list[Finding]]:
+    """Fill `folder` with what client and clocks measured. Raises TargetError where a request fails."""
+    wrong = clocks.switch_on() if clocks is not None else []
+    measured = measure(target, workload, progress)
+    if measured.stopped is not None:
+        raise TargetError(f"{measured.stopped}; no capture was taken")
+    write_client(folder, [answer.request for answer in measured.answers])
+    if clocks is not None:
+        wrong += clocks.take(folder, *_window(measured), len(measured.answers))
+    return measured, [Finding(line) for line in wrong]
+
+
 def gather(folder: Path, found: Found, ranks: int | None, when: str) -> list[Finding]:
     """Move the traces into the capture under the names of their ranks. Raises InputError without any."""
     if not found.files:
@@ -107,8 +118,10 @@ def gather(folder: Path, found: Found, ranks: int | None, when: str) -> list[Fin
     for rank, path in found.files.items():
         shutil.move(path, folder / trace_name(rank, path))
     missing = [rank for rank in range(ranks or 0) if rank not in found.files]
+    more = [f"{len(missing) - SHOWN} more ranks wrote no trace"] if len(missing) > SHOWN else []
     return [
-        *(Finding(f"rank {rank} wrote no trace {when}", unusable=True) for rank in missing),
+        *(Finding(f"rank {rank} wrote no trace {when}", unusable=True) for rank in missing[:SHOWN]),
+        *(Finding(text, unusable=True) for text in more),
         *(Finding(f"the trace of rank {rank} is cut short", unusable=True) for rank in found.cut),
     ]
 

@@ -131,9 +131,9 @@ class Comparison:
         )
 
 
-def make_prompts(count: int, tokens: int, seed: int, ids: tuple[int, int] = (1000, 30000)) -> tuple[Ids, ...]:
-    """Prompts of random token ids within [ids[0], ids[1]); the same for the same arguments."""
-    workload = Workload(input_tokens=tokens, seed=seed, token_ids=ids)
+def make_prompts(count: int, tokens: int, seed: int) -> tuple[Ids, ...]:
+    """Prompts of random token ids; the same for the same arguments."""
+    workload = Workload(input_tokens=tokens, seed=seed)
     return tuple(workload.prompt(f"check {number}").ids for number in range(count))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import re
 import socket
 import time
@@ -28,7 +29,9 @@ ACTIVITIES = ("CPU", "GPU")
 _TOKENS = b'"completion_tokens":'
 _ACCEPT = re.compile(rb'"spec_accept_length":\s*([0-9.eE+-]+)')
 _ABORT = re.compile(rb'"type":\s*"abort"')
+_DATA = b"data:"
 _BLOCK = 1 << 16
+_LONGEST = 4096  # blocks of one event
 _SHORT_S = 10.0  # for what a server answers at once
 _PROFILER_S = 180.0  # starting CUPTI on every rank, or writing their traces, takes its time
 
@@ -92,12 +95,12 @@ class HttpTarget:
     """A server that speaks SGLang's HTTP API. `timeout_s` bounds the wait for each next chunk."""
 
     def __init__(self, url: str, *, api: Api = "native", timeout_s: float = 300.0) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
-            port = parts.port
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            port, is_known = parts.port, parts.scheme in {"http", "https"}
         except ValueError:
-            port = -1
-        if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1:
+            is_known = False
+        if not is_known or not parts.hostname:
             raise InputError(f"{url}: not a URL such as http://127.0.0.1:30000")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self.host = parts.hostname
@@ -119,17 +122,18 @@ class HttpTarget:
             response = connection.getresponse()
             if response.status != 200:
                 raise TargetError(f"{self.url}{PATHS[self.api]}: {_refusal(response)}")
+            newest = start
             for at, event in _events(response):
                 seen = _tokens(event)
                 if seen > (chunks[-1][1] if chunks else 0):
+                    newest = at
                     chunks.append((at - start, seen))
                     if on_chunk is not None:
                         on_chunk(len(chunks))
+                elif at - newest > self.timeout_s * 1e9:  # it keeps the connection alive, and no more
+                    raise TimeoutError
                 last = event if seen else last
-        answer = Answer(Request.of(start_ns, chunks), _accept_length(last))
-        if answer.tokens < tokens:
-            raise TargetError(f"{self.url}: the request ended after {answer.tokens} of {tokens} tokens")
-        return answer
+        return _answer(start_ns, chunks, _accept_length(last), tokens, self.url)
 
     def info(self) -> dict[str, Any]:
         """The answer of /server_info, or of /get_server_info where a server knows only that."""
@@ -143,7 +147,8 @@ class HttpTarget:
                 info = None
             if status == 200 and isinstance(info, dict):
                 return info
-            raise TargetError(f"{self.url}{path}: HTTP {status}: {_first_line(text)}")
+            what = "no JSON object" if status == 200 else f"HTTP {status}"
+            raise TargetError(f"{self.url}{path}: {what}: {_first_line(text)}")
         return {}
 
     def is_healthy(self) -> bool:
@@ -221,10 +226,7 @@ class EngineTarget:
                 chunks.append((at, meta["completion_tokens"]))
                 if on_chunk is not None:
                     on_chunk(len(chunks))
-        answer = Answer(Request.of(start_ns, chunks), meta.get("spec_accept_length"))
-        if answer.tokens < tokens:
-            raise TargetError(f"the engine ended the request after {answer.tokens} of {tokens} tokens")
-        return answer
+        return _answer(start_ns, chunks, meta.get("spec_accept_length"), tokens, self.where)
 
     def info(self) -> dict[str, Any]:
         return dict(self.engine.get_server_info())
@@ -260,6 +262,18 @@ class _CutShortError(Exception):
     """The stream ended before its end was announced."""
 
 
+def _answer(
+    start_ns: int, chunks: list[tuple[int, int]], accept_length: float | None, tokens: int, where: str
+) -> Answer:
+    """The answer; raises TargetError where it has not as many tokens as were asked for."""
+    answer = Answer(Request.of(start_ns, chunks), accept_length)
+    if answer.tokens < tokens:
+        raise TargetError(f"{where}: the request ended after {answer.tokens} of {tokens} tokens")
+    if answer.tokens > tokens:
+        raise TargetError(f"{where}: the request was to end after {tokens} tokens, and has {answer.tokens}")
+    return answer
+
+
 def _sampling(tokens: int) -> dict[str, Any]:
     return {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
 
@@ -291,22 +305,39 @@ def _profile_options(folder: Path, steps: int) -> dict[str, Any]:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[tuple[int, bytes]]:
-    """(when it was read, its data) of each server-sent event.
+    """(when it was read, its data) of each server-sent event; no data where bytes came that end none.
 
-    Raises TargetError for an error that the server sends, and _CutShortError where the end is missing.
+    Raises TargetError for an error that the server sends, for an endless event and for what is no stream of
+    events, and _CutShortError where the end is missing.
     """
-    rest = b""
+    rest: list[bytes] = []
+    first = b""
+    streams = False
     while block := response.read1(_BLOCK):
         at = time.perf_counter_ns()
-        *lines, rest = (rest + block).split(b"\n")
+        first = first or block
+        ended, newline, begun = block.rpartition(b"\n")
+        if not newline:
+            rest.append(block)
+            if len(rest) > _LONGEST:  # blocks may be short, so that this bounds them from above
+                raise TargetError("the server sends an event without end")
+            yield at, b""
+            continue
+        lines = b"".join([*rest, ended]).split(b"\n")
+        rest = [begun]
         for line in lines:
-            data = line.removeprefix(b"data:").strip()
+            if not line.startswith(_DATA):
+                continue
+            data = line[len(_DATA) :].strip()
             if data == b"[DONE]":
                 return
             if data.startswith(b'{"error"') or (b'"abort"' in data and _ABORT.search(data)):
                 raise TargetError(f"the server gave up on the request: {_first_line(data)}")
-            if len(data) < len(line):  # it had the prefix
-                yield at, data
+            streams = True
+            yield at, data
+        yield at, b""
+    if first and not streams:
+        raise TargetError(f"the server answers with no stream of events: {_first_line(first)}")
     raise _CutShortError("in the middle of the stream")
 
 
@@ -326,9 +357,10 @@ def _tokens(event: bytes) -> int:
 def _accept_length(event: bytes) -> float | None:
     found = _ACCEPT.search(event)
     try:
-        return float(found[1]) if found else None
+        given = float(found[1]) if found else None
     except ValueError:
         return None
+    return given if given is not None and math.isfinite(given) else None
 
 
 def _refusal(response: http.client.HTTPResponse) -> str:

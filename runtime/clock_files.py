@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import fcntl
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from latencylab.model.integrity import InputError
+from latencylab.model.integrity import InputError, OutputError
 from latencylab.model.unprofiled import StepClock
 from latencylab.runtime.control import obeyed_path, read_json, wait_obeyed, write_control
 from latencylab.runtime.provenance import read_states
 from latencylab.traces import read_clock, write_clock
 
+LOCK = "capture.lock"
 OBEY_S = 30.0  # a scheduler looks at its orders while it is idle
 
 
@@ -33,9 +36,27 @@ class ServerClocks:
             raise InputError(f"{folder}: no plugin-rank*.json: no server with the plugin uses this folder")
         return cls(folder, ranks)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other captures away from the server. Raises InputError where one is under way already."""
+        try:
+            file = (self.folder / LOCK).open("w")
+        except OSError as error:
+            raise OutputError(f"{self.folder / LOCK}: {error.strerror or error}") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(f"{self.folder}: another capture of this server is under way") from None
+            yield
+
     def switch_on(self) -> list[str]:
-        """Have them run; what is wrong with that, a line each."""
+        """Have them run; what is wrong with that, a line each. Raises InputError where no rank obeys."""
         late = self._order(clock=True, write=False)
+        if len(late) == len(self.ranks):
+            raise InputError(
+                f"{self.folder}: no rank obeyed within {OBEY_S:g} s: its server is gone, or busy"
+            )
         wrong = [f"rank {rank} did not switch its step clock on within {OBEY_S:g} s" for rank in late]
         wrong += [
             f"rank {rank}: the requests were no longer unprofiled when they were measured: its step clock was"
@@ -45,8 +66,11 @@ class ServerClocks:
         ]
         return wrong
 
-    def take(self, target: Path, start: int, end: int) -> list[str]:
-        """Write the rows from `start` to `end` (epoch ns) into a capture; what is wrong, a line each."""
+    def take(self, target: Path, start: int, end: int, requests: int) -> list[str]:
+        """Write the rows from `start` to `end` (epoch ns) into a capture; what is wrong, a line each.
+
+        `requests` is how many the client sent within that time.
+        """
         late = self._order(clock=True, write=True)
         wrong = [f"rank {rank} did not write its step clock within {OBEY_S:g} s" for rank in late]
         for rank in self.ranks:
@@ -58,6 +82,8 @@ class ServerClocks:
             kept = _rows(clock, np.flatnonzero((clock.start_ns >= start) & (clock.start_ns <= end)))
             if len(kept):
                 write_clock(target, rank, kept)
+                if (served := len(np.unique(kept.request[kept.request >= 0]))) > requests:
+                    wrong.append(f"rank {rank} ran {served} requests while {requests} were measured")
             else:
                 wrong.append(f"rank {rank} has no step clock of the measured requests")
         return wrong

@@ -39,9 +39,13 @@ def obeyed_path(folder: Path, rank: int) -> Path:
 
 
 def write_control(folder: Path, *, clock: bool, write: bool) -> int:
-    """Tell every scheduler what to do; returns the sequence number to wait for. Raises OutputError."""
+    """Tell every scheduler what to do; returns the sequence number to wait for. Raises OutputError.
+
+    It is above all that were obeyed there, lest the answer to an earlier command passes for one to this.
+    """
     before = read_control(folder)
-    sequence = before.sequence + 1 if before else 1
+    obeyed = (_sequence(path) for path in folder.glob("obeyed-rank*.json"))
+    sequence = max(before.sequence if before else 0, *obeyed, 0) + 1
     write_json(folder / CONTROL, {"sequence": sequence, "clock": clock, "write": write})
     return sequence
 
@@ -59,14 +63,14 @@ def wait_obeyed(folder: Path, sequence: int, ranks: Iterable[int], timeout_s: fl
     waiting = sorted(set(ranks))
     until = time.monotonic() + timeout_s
     while True:
-        waiting = [rank for rank in waiting if _obeyed(folder, rank) < sequence]
+        waiting = [rank for rank in waiting if _sequence(obeyed_path(folder, rank)) < sequence]
         if not waiting or time.monotonic() >= until:
             return waiting
         time.sleep(POLL_S)
 
 
-def _obeyed(folder: Path, rank: int) -> int:
-    sequence = (read_json(obeyed_path(folder, rank)) or {}).get("sequence")
+def _sequence(answer: Path) -> int:
+    sequence = (read_json(answer) or {}).get("sequence")
     return sequence if isinstance(sequence, int) else -1
 
 

@@ -157,6 +157,42 @@ def table_of_rounds(text: str) -> dict[str, Any]:
     }
 
 
+def measure_costs(
+    server: GreedyServer,
+    out: Path,
+    *,
+    input_tokens: int,
+    seconds: float,
+    repeats: int,
+    vocabulary: int | None,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[int, ...]:
+    """Write the table of costs of a server that records its steps; the sizes of the graphs that it replayed.
+
+    Raises InputError where the server does not record, or the profiler fails, and OutputError.
+    """
+    info = server.target.info()
+    fractions = fractions_of(profiled_server(info) - 1)
+    command = profile_command(
+        server.url,
+        out.absolute(),
+        fractions,
+        input_tokens=input_tokens,
+        seconds=seconds,
+        repeats=repeats,
+        vocabulary=vocabulary,
+    )
+    if progress is not None:
+        progress(f"{len(fractions) * repeats} rounds")
+    run_tool(command, out.with_name("dspark-sps.log"))
+    files = (out.with_name(f"{out.stem}.{kind}.jsonl") for kind in ("rounds", "records"))
+    rounds, records = (file.read_text(encoding="utf-8") for file in files)
+    sizes = graph_sizes(records)
+    about = provenance("table of costs", command, info, input_tokens=input_tokens, graph_sizes=sizes)
+    write_artefact(out, table_of_rounds(rounds), about)
+    return sizes
+
+
 def graph_sizes(text: str) -> tuple[int, ...]:
     """The sizes of the verify graphs that the profiled steps replayed, from its records (JSON lines)."""
     try:

@@ -35,7 +35,7 @@ class Target:
     `hook` names what is done with it; `parameters` are those that the hook gives by position, in order;
     `modes` are the ways of decoding that call it; `used` is the path from the scheduler to the object on
     which it is called, "" where nothing is checked. One that is not `needed` may be missing. One of `detail`
-    is in place only while the spans within steps are recorded.
+    is about what happens within a step, and in place only where somebody asks for that: see `Details`.
     """
 
     path: str
@@ -205,10 +205,11 @@ def make_hooks(recorder: Recorder, graphs: GraphHooks, profiles: Mapping[str, Ho
 
 
 class Details:
-    """Our hooks of the spans within a step, put in place and taken away again: a call through one costs about
-    a µs even where it records nothing, and there are two dozen a step.
+    """Our hooks of what happens within a step, put in place and taken away again: a call through one costs
+    about a µs even where it records nothing, and there are two dozen a step.
 
-    One that is not the outermost hook of its function stays in place: it is not ours to take away.
+    One that is not the outermost hook of its function stays in place, for the others are not ours to take
+    away, and so does one of a function outside a class, of which modules hold copies.
     """
 
     def __init__(self, targets: tuple[Target, ...], hooks: Mapping[str, Hook]) -> None:

@@ -10,17 +10,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from latencylab.model.integrity import InputError, OutputError
 from latencylab.runtime.ledger import Ledger
 from latencylab.runtime.presets import PRESETS, SUPPORTED_SGLANG, Preset
+from latencylab.runtime.settings import VARIABLES, Settings
 from latencylab.runtime.sglang_source import Installed, check_arguments, find_sglang
 from latencylab.runtime.shapes import write_shape
 
-if TYPE_CHECKING:
-    from latencylab.runtime.settings import Settings
-
+PLUGIN = "latencylab"  # its name among the entry points
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 30000
 DEFAULT_RANKS = 4
@@ -76,6 +75,9 @@ class Launch:
             for name, value in sorted(self.env.items())
             if base.get(name, value) != value
         ]
+        allowed = base.get("SGLANG_PLUGINS", "")
+        if allowed and PLUGIN not in allowed.split(",") and any(name in VARIABLES for name in self.env):
+            found.append(f"SGLANG_PLUGINS={allowed} of the environment keeps our plugin out: add {PLUGIN}")
         if self.checked_against is None:
             found.insert(0, "SGLang is not installed here, so nothing was checked against it")
         elif self.checked_against != SUPPORTED_SGLANG:
@@ -148,13 +150,11 @@ def build_launch(
         environment |= {**_stand_in_environment(chosen), **switches.stand_in}
         arguments |= _stand_in(shape, ranks, workdir, chosen)
     if switches.hooks:
-        from latencylab.runtime.settings import Settings
-
         settings = replace(settings or Settings(folder=workdir.absolute()), hooks=switches.hooks)
     if settings is not None:
         environment |= settings.to_env()
     if installed is not None:
-        check_arguments(arguments, installed.flags)
+        _check(arguments, installed)
 
     words = [word for flag, values in arguments.items() for word in (flag, *values)]
     return Launch(
@@ -175,6 +175,18 @@ def _preset(name: str) -> Preset:
     if name not in PRESETS:
         raise InputError(f"no preset is named {name}; there are {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def _check(arguments: Mapping[str, tuple[str, ...]], installed: Installed) -> None:
+    """Raise InputError for what this SGLang does not take; another version is named as the likely cause."""
+    try:
+        check_arguments(arguments, installed.flags)
+    except InputError as error:
+        if installed.version in (None, SUPPORTED_SGLANG):
+            raise
+        raise InputError(
+            f"{error} (it is {installed.version}; presets are made for {SUPPORTED_SGLANG})"
+        ) from None
 
 
 def _parse(words: Iterable[str], installed: Installed | None) -> dict[str, tuple[str, ...]]:

@@ -14,10 +14,11 @@ from latencylab.model.integrity import InputError
 from latencylab.runtime import script
 from latencylab.runtime.capture import Finding, gather, trace_name
 from latencylab.runtime.provenance import code_commit, describe_machine, switches
-from latencylab.runtime.server import deferred_signals, stop
+from latencylab.runtime.server import deferred_signals, how_ended, stop
 from latencylab.runtime.trace_files import Found, is_whole, rank_of
 from latencylab.traces import write_manifest
 
+_BOOTSTRAP = str(Path(script.__file__).resolve())
 # Modules that only start others, so the program to profile is what they are given.
 _LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
@@ -31,16 +32,20 @@ def record_program(
 
     Raises InputError where the command runs no Python program, or no trace came of it.
     """
+    started = bootstrapped(command)
+    program = started[started.index(_BOOTSTRAP) + 1]
+    if program != "-m" and not Path(program).is_file():
+        raise InputError(f"{program}: no such program")
     with tempfile.TemporaryDirectory(prefix="latencylab-traces-") as temporary:
         traces = Path(temporary)
         env = {**os.environ, script.FOLDER: temporary, script.RANGE: "1" if capture_range else ""}
-        code = _run(bootstrapped(command), env)
+        code = _run(started, env)
         if code == script.NO_TORCH:
             raise InputError("the program's Python has no torch: nothing there can be profiled")
         found = _found(traces)
         if not found.files:
             why = ": it never called torch.cuda.profiler.start() and stop()" if capture_range else ""
-            raise InputError(f"the program ended with exit code {code} and left no trace{why}")
+            raise InputError(f"the program ended with {how_ended(code)} and left no trace{why}")
         known = {**_about(traces, command), **about}
         names = {rank: trace_name(rank, path) for rank, path in found.files.items()}
         findings = gather(folder, found, None, "of the program")
@@ -56,7 +61,7 @@ def bootstrapped(command: Sequence[str]) -> list[str]:
     for place, word in enumerate(command):
         module = command[place + 1] if word == "-m" and place + 1 < len(command) else None
         if (module is not None and module not in _LAUNCHERS) or (place and word.endswith(".py")):
-            return [*command[:place], str(Path(script.__file__).resolve()), *command[place:]]
+            return [*command[:place], _BOOTSTRAP, *command[place:]]
     raise InputError(
         f"{' '.join(command)}: no Python program in it, such as python script.py or torchrun script.py"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import shutil
 import socket
@@ -22,19 +23,34 @@ States = Mapping[int, Mapping[str, Any]]
 _STATE = re.compile(r"plugin-rank(\d{1,6})\.json")
 _SWITCHES = ("SGLANG_", "LATENCYLAB_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_")
 _SECRET = re.compile(
-    r"(^|_)(api_?key|keyfile|password|secret|credentials?|auth|hf_token)(_|$)", re.IGNORECASE
+    r"(^|_)((api|access|private|watermark)_?key|keyfile|passwords?|passwd|secrets?|credentials?|auth|hf_token)(_|$)"
+    r"|(^|_)(key|token)$",
+    re.IGNORECASE,
 )
 _NOT_ARGUMENTS = {"internal_states", "kv_events", "launch_command", "startup_time", "version", "frontend"}
-_PACKAGES = ("sglang", "torch", "triton", "flashinfer-python", "sglang-kernel", "nvtx", "latencylab")
+_PACKAGES = (
+    "latencylab",
+    "sglang",
+    "sglang-kernel",
+    "torch",
+    "triton",
+    "flashinfer-python",
+    "sgl-flash-mla",
+    "nvtx",
+    "numpy",
+)
+_PARTS = ("hooks", "faults", "packages", "server_args", "env", "ledger")  # of a state, each a JSON object
+# What two servers on one machine hardly have in common, where both their information and their state tell it.
+_IDENTITY = ("port", "model_path", "tp_size")
 
 
 def describe_machine(*, is_local: bool = True) -> dict[str, Any]:
-    """Host, GPU and driver; nothing of them where the server runs elsewhere."""
+    """Host, its processor, GPU and driver; nothing of them where the server runs elsewhere."""
     known: dict[str, Any] = {"created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
     if not is_local:
-        return {**known, "host": None, "gpu": None, "driver": None}
+        return {**known, "host": None, "cpu": None, "gpu": None, "driver": None}
     gpu, driver = _nvidia_smi()
-    return {**known, "host": socket.gethostname(), "gpu": gpu, "driver": driver}
+    return {**known, "host": socket.gethostname(), "cpu": _cpu(), "gpu": gpu, "driver": driver}
 
 
 def describe_server(info: Mapping[str, Any], states: States) -> dict[str, Any]:
@@ -51,8 +67,8 @@ def describe_server(info: Mapping[str, Any], states: States) -> dict[str, Any]:
         "faults": merged_faults(states),
         "ledger": state.get("ledger"),
     }
-    if state.get("hooks"):
-        known["hooks"] = dict(state["hooks"])
+    if hooks := merged_hooks(states):
+        known["hooks"] = hooks
     return known | {key: state[key] for key in ("gpu", "driver") if state.get(key)}
 
 
@@ -68,19 +84,50 @@ def merged_faults(states: States) -> dict[str, dict[str, Any]]:
     return merged
 
 
+def merged_hooks(states: States) -> dict[str, str]:
+    """For each target "took", or how it is on the first rank where it did not take."""
+    merged: dict[str, str] = {}
+    for rank, state in states.items():
+        for target, how in (state.get("hooks") or {}).items():
+            if merged.setdefault(target, "took") == "took" and how != "took":
+                merged[target] = f"{how} (rank {rank})" if len(states) > 1 else how
+    return merged
+
+
+def check_same_server(info: Mapping[str, Any], states: States, folder: Path) -> None:
+    """Raise InputError where the plugin's states are not those of the server that gives this information."""
+    if not states:
+        raise InputError(f"{folder}: no plugin-rank*.json: no server with the plugin uses this folder")
+    args = states[min(states)].get("server_args") or {}
+    for name in _IDENTITY:
+        theirs, ours = info.get(name), args.get(name)
+        if theirs is not None and ours is not None and theirs != ours:
+            raise InputError(f"{folder} is of another server: its {name} is {ours}, and this one's {theirs}")
+
+
 def read_states(folder: Path) -> dict[int, dict[str, Any]]:
-    """What the plugin of each rank wrote into LATENCYLAB_DIR. Raises InputError for what is no such file."""
-    states = {}
+    """What the plugin of each rank wrote into LATENCYLAB_DIR. Raises InputError for what is no such file.
+
+    Files that an earlier server with more ranks left there, and nothing replaces, are left out.
+    """
+    states: dict[int, dict[str, Any]] = {}
+    newest, size = 0, None
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if match := _STATE.fullmatch(path.name):
             try:
-                state = json.loads(path.read_bytes())
+                written, state = path.stat().st_mtime_ns, json.loads(path.read_bytes())
             except (OSError, ValueError) as error:
                 raise InputError(f"{path}: {error}") from None
             if not isinstance(state, dict):
                 raise InputError(f"{path}: no JSON object")
+            if odd := [part for part in _PARTS if not isinstance(state.get(part) or {}, dict)]:
+                raise InputError(f"{path}: {odd[0]} is no JSON object")
+            if not all(isinstance(fault, dict) for fault in (state.get("faults") or {}).values()):
+                raise InputError(f"{path}: faults is no object of objects")
             states[int(match[1])] = state
-    return dict(sorted(states.items()))
+            if written > newest:
+                newest, size = written, state.get("world_size")
+    return {rank: state for rank, state in sorted(states.items()) if not isinstance(size, int) or rank < size}
 
 
 def world_size(info: Mapping[str, Any], states: States) -> int | None:
@@ -122,14 +169,23 @@ def without_secrets(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def installed_packages() -> dict[str, str]:
-    """The versions of the packages that matter, of this Python."""
-    found = {}
+    """The versions of this Python and of its packages that matter."""
+    found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _cpu() -> str | None:
+    """The processor's name and how many cores there are, or None where the system does not tell."""
+    try:
+        name = re.search(r"(?m)^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"))
+    except OSError:
+        return None
+    return f"{name[1].strip()}, {os.cpu_count()} cores" if name else None
 
 
 def _nvidia_smi() -> tuple[str | None, str | None]:

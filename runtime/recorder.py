@@ -1,7 +1,7 @@
 """What the hooks do: open spans, write rows of the step clock, and put faults where they belong.
 
-Every hook is an AROUND hook, `fn(original, *args, **kwargs)`, and passes through while nothing records. All
-of them run on the scheduler's thread alone.
+Every hook is an AROUND hook, `fn(original, *args, **kwargs)`, and passes through while nothing records; those
+within steps are not even in place then (`hooks.Details`). All of them run on the scheduler's thread alone.
 """
 
 from __future__ import annotations

@@ -13,19 +13,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
-from latencylab.model.integrity import InputError
+from latencylab.model.integrity import InputError, OutputError
 from latencylab.runtime.client import HttpTarget, TargetError
+from latencylab.runtime.settings import VARIABLES
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that was started here, and where what it prints goes."""
+    """A server that was started here, where what it prints goes, and its whole environment."""
 
     process: subprocess.Popen[bytes]
     log: Path
+    env: Mapping[str, str]
 
     def ended(self, wait_s: float = 2.0) -> str | None:
         """How it ended, waiting a moment for it to be told, or None while it runs."""
@@ -54,14 +57,16 @@ def run_server(
 ) -> Iterator[Running]:
     """A server that serves `target` while the block runs; all that it started is gone afterwards.
 
-    `env` is added to this process's environment, and `log` takes what the server prints. Raises InputError
-    where the server ends, or is not healthy after `timeout_s`.
+    `env` is added to this process's environment, of which only the plugin's variables are not passed on, lest
+    they do what nobody asked for here. `log` takes what the server prints. Raises InputError where the server
+    ends, or is not healthy after `timeout_s`.
     """
     started: list[Running] = []
     family: dict[int, str] = {}
     try:
-        with log.open("ab") as out, deferred_signals():
-            started.append(Running(_start(argv, env, out.fileno()), log))
+        with _opened(log) as out, deferred_signals():
+            whole = {**_without_ours(os.environ), **env}
+            started.append(Running(_start(argv, whole, out.fileno()), log, whole))
         _wait_healthy(started[0], target, timeout_s, progress, family)
         yield started[0]
     except TargetError as error:
@@ -72,12 +77,23 @@ def run_server(
             stop(running.process, family)
 
 
+def _opened(log: Path) -> BinaryIO:
+    try:
+        return log.open("ab")
+    except OSError as error:
+        raise OutputError(f"cannot write {log}: {error.strerror or error}") from None
+
+
+def _without_ours(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name not in VARIABLES}
+
+
 def _start(argv: Sequence[str], env: Mapping[str, str], out: int) -> subprocess.Popen[bytes]:
     """In a session of its own, so that a Ctrl-C in the terminal leaves the order of stopping to us."""
     try:
         return subprocess.Popen(  # noqa: S603 - the user's own command
             list(argv),
-            env={**os.environ, **env},
+            env=dict(env),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -198,10 +214,13 @@ def deferred_signals() -> Iterator[None]:
             os.kill(os.getpid(), came[0])
 
 
+def how_ended(code: int) -> str:
+    """In words, from what `subprocess` gives as the exit code."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
 def _ending(process: subprocess.Popen[bytes], log: Path) -> str:
-    code = process.returncode
-    how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-    return f"{how}: {_last_line(log)}"
+    return f"{how_ended(process.returncode)}: {_last_line(log)}"
 
 
 def _last_line(log: Path) -> str:

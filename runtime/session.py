@@ -22,7 +22,7 @@ from latencylab.runtime.recorder import Recorder
 from latencylab.runtime.settings import Settings
 from latencylab.runtime.spans import Domain, Tracer, nvtx_domain
 from latencylab.runtime.state import describe
-from latencylab.runtime.step_clock import CAPACITY, StepRing
+from latencylab.runtime.step_clock import CAPACITY, DETAIL_EVERY, DETAIL_STEPS, StepRing
 from latencylab.runtime.waits import Waits
 from latencylab.traces.bundle import write_clock
 
@@ -227,7 +227,8 @@ class Session:
             "overwritten": ring.overwritten,
             "clock": ring.on,
             "stopped_by": ring.stopped_by or None,
-            "steps": ring.own_steps,
+            "detail": f"{DETAIL_STEPS} of {DETAIL_EVERY} steps",
+            "steps": ring.step + 1,
             "own_us_per_step": None if own is None else round(own, 2),
             "gpu_events_skipped": gpu.skipped if gpu else None,
             "gpu_clock_uncertainty_ns": gpu.uncertainty_ns if gpu else None,

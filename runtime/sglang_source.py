@@ -39,7 +39,10 @@ class Installed:
 
 
 def find_sglang() -> Installed | None:
-    """The SGLang that `python -m sglang.launch_server` would start, not imported; None without one."""
+    """The SGLang that `python -m sglang.launch_server` would start, not imported; None without one.
+
+    Raises InputError where its sources cannot be read.
+    """
     spec = importlib.util.find_spec("sglang")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -51,7 +54,11 @@ def find_sglang() -> Installed | None:
         version: str | None = metadata.version("sglang")
     except metadata.PackageNotFoundError:
         version = None
-    return Installed(folder, version, flags_of(path.read_text(encoding="utf-8") for path in sources))
+    try:
+        flags = flags_of(path.read_text(encoding="utf-8") for path in sources)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise InputError(f"{folder}: not the sources of SGLang that this Python can read: {error}") from None
+    return Installed(folder, version, flags)
 
 
 def flags_of(sources: Iterable[str]) -> dict[str, Flag]:

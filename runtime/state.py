@@ -6,23 +6,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = (
-    "latencylab",
-    "sglang",
-    "sglang-kernel",
-    "torch",
-    "triton",
-    "flashinfer-python",
-    "sgl-flash-mla",
-    "nvtx",
-    "numpy",
-)
-ENV_PREFIXES = ("SGLANG_", "LATENCYLAB_")
-SECRET = re.compile(r"api_key|password|secret|_token$", re.IGNORECASE)
+from latencylab.runtime.provenance import installed_packages, switches, without_secrets
+
 _DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d[\w.]*)")
 
 
@@ -41,33 +29,19 @@ def describe(
         "pid": os.getpid(),
         "hooks": dict(hooks),
         "faults": dict(faults),
-        "packages": _packages(),
+        "packages": installed_packages(),
         "server_args": _plain(vars(server_args)),
-        "env": {
-            name: text
-            for name, text in sorted(os.environ.items())
-            if name.startswith(ENV_PREFIXES) and not SECRET.search(name)
-        },
+        "env": switches(os.environ),
         "gpu": _gpu(),
         "driver": _driver(),
     }
 
 
-def _packages() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that JSON can hold."""
     kept = {}
-    for name, value in fields.items():
-        if name.startswith("_") or SECRET.search(name):
+    for name, value in without_secrets(fields).items():
+        if name.startswith("_"):
             continue
         try:
             kept[name] = json.loads(json.dumps(value))

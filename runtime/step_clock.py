@@ -1,5 +1,8 @@
 """The step clock: what each step takes while no profiler is on, at a cost of some tens of µs a step.
 
+Every step and every blocking call has a row; the spans within a step have one in the first `DETAIL_STEPS` of
+every `DETAIL_EVERY` steps, since recording them costs several times as much as all the rest.
+
 Rows go into a ring that is allocated once, each with one `struct.pack_into`: setting the elements of numpy
 arrays would cost several times as much. Times are `time.perf_counter_ns` inside (it is monotonic, and never
 set by NTP while a step is measured); when the ring is read they become epoch ns by the difference of
@@ -17,10 +20,10 @@ import numpy as np
 from latencylab.model.trace import I64
 from latencylab.model.unprofiled import PROBE, StepClock
 
-CAPACITY = 1 << 18  # rows: some 10,000 steps, 21 MB
+CAPACITY = 1 << 18  # rows, five a step on average: some 50,000 steps, 21 MB
 PROBE_EVERY = 32  # steps
 PROBE_TURNS = 600  # about 20 µs in CPython 3.12 at 3 GHz; fixed, so that times compare between hosts
-DETAIL_STEPS, DETAIL_EVERY = 8, 64  # of so many steps in a row the first ones are recorded in detail
+DETAIL_STEPS, DETAIL_EVERY = 8, 64  # in a row, as a step depends on the one before
 MEASURE_EVERY = 5  # steps: how often the recording measures itself, which costs too; prime to DETAIL_EVERY
 MISSING = -1
 
@@ -38,7 +41,8 @@ _pack, _pack_short = _ROW.pack_into, _SHORT.pack_into
 class StepRing:
     """The rows of one process. Only the thread that runs the steps may write.
 
-    `on` says whether to record, `detail` whether the spans within this step, too. Steps and waits always are.
+    `on` says whether to record, `detail` whether the spans within this step, too. Steps and waits always are,
+    but for a wait in a turn without a step, where a request's last result is read.
     `own_ns` is the time spent in the recording itself, as measured by those who record while `measuring`,
     over `own_steps` steps; `layers_ns` is what a row costs beside that, in the calls around its hook.
     """

@@ -4,6 +4,12 @@ While the clock or a trace runs, the blocking calls of `torch.cuda` are wrapped.
 recording an event and making a stream wait for one are wrapped too: every recording has a number of its own,
 which stands in the name of its span and of each wait for it, for the trace itself says neither event nor
 stream. The number of a stream is the one that CUPTI writes into traces (`cuStreamGetId`).
+
+Not wrapped are `Tensor.to("cpu")`, which is called too often for other ends, and `int` and `bool` of a
+tensor. Under the overlap scheduler, which all presets have, a decode step of SGLang 0.5.23 calls none of them
+on a tensor of the device: it waits for an event or a stream, and then reads host tensors. Without overlap
+(`Scheduler.run_batch`, DSpark's budget), with pipeline stages, or while DSpark's confidence is collected, a
+step has a blocking `.to("cpu")`: its wait is part of the spans around it and has no row of its own.
 """
 
 from __future__ import annotations

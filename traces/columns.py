@@ -206,7 +206,7 @@ class Collector:
         return {
             "device": self._devices(rank, events),
             "correlation": _integers(rank.notes, [e.args.correlation for e in events]),
-            "stream": _integers(rank.notes, [-1 if s == _NO_STREAM else s for s in stream]),
+            "stream": _integers(rank.notes, [-1 if s == _NO_STREAM else max(s, -1) for s in stream]),
             "record_correlation": _integers(rank.notes, [e.args.wait_record for e in events]),
         }
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from latencylab.traces.events import ABSENT, KEYS, NO_ARGS, Event
+from latencylab.traces.events import ABSENT, KEYS, NO_ARGS, NO_STREAM, Event
 from latencylab.traces.header import NoTraceError, find_head, no_events, read_tail
 from latencylab.traces.repair import Repairer
 
@@ -145,7 +145,7 @@ def _count_fields(events: list[Event]) -> int:
         + [event.ts for event in events].count(ABSENT)
         + [event.dur for event in events].count(ABSENT)
         + [a.device for a in args].count(-1)
-        + [a.stream for a in args].count(-1)
+        + [a.stream for a in args].count(NO_STREAM)
         + [a.correlation for a in args].count(-1)
         + [a.name for a in args].count(ABSENT)
     )

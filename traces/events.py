@@ -8,6 +8,7 @@ from msgspec import Raw
 from latencylab.model.trace import KERNEL, MEMCPY, MEMSET
 
 ABSENT = Raw(b"")
+NO_STREAM = -2
 
 
 class Args(
@@ -23,10 +24,14 @@ class Args(
         "elements": "In msg nelems",
     },
 ):
-    """The arguments that are read; -1, "" or ABSENT where missing."""
+    """The arguments that are read; -1, "" or ABSENT where missing.
+
+    A missing stream is `NO_STREAM`, for Kineto writes -1 where a wait is on none, and the two must be told
+    apart: fields are counted to find damage.
+    """
 
     device: int = -1
-    stream: int = -1
+    stream: int = NO_STREAM
     correlation: int = -1
     bytes: int = -1
     graph_node: int = -1

@@ -51,6 +51,7 @@ _MOST_BYTES = 64_000_000
 # deviations. A quantile above the median wastes less of few runs, and still bears one odd pair in five.
 _SHARE, _WITHIN = 0.75, statistics.NormalDist().inv_cdf(0.875)
 _FEWEST_NEIGHBOURS = 8
+_FEWEST_REPEATS = 8  # runs of a commit after its first, over all commits
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +154,11 @@ class History:
     def spread_pct(self, config: str) -> float | None:
         """How much ms per step differs from run to run where nothing was changed: a standard deviation in %.
 
-        Between runs of one commit, pooled over all commits that have several; else from the differences of
-        neighbouring runs (von Neumann, 1941, "Distribution of the ratio of the mean square successive
-        difference to the variance"), by a quantile, so that a few commits that changed something hardly
-        count. None where there are too few runs to tell.
+        Between runs of one commit, pooled over all commits that have several, where there are enough of
+        these repeats: a few that happen to agree would mislead. Else from the differences of neighbouring
+        runs (von Neumann, 1941, "Distribution of the ratio of the mean square successive difference to the
+        variance"), by a quantile, so that a few commits that changed something hardly count. None where
+        there are too few runs to tell.
         """
         return spread_pct(self.runs(config))
 
@@ -234,10 +236,10 @@ def spread_pct(records: tuple[Record, ...]) -> float | None:
             order.append(math.log(record.step_ms))
             if record.commit is not None:
                 logs[record.commit].append(order[-1])
-    repeated = [values for values in logs.values() if len(values) > 1]
-    if repeated:
-        squares = sum((value - statistics.fmean(values)) ** 2 for values in repeated for value in values)
-        return 100 * math.sqrt(squares / sum(len(values) - 1 for values in repeated))
+    repeats = sum(len(values) - 1 for values in logs.values())
+    if repeats >= _FEWEST_REPEATS:
+        squares = sum((value - statistics.fmean(its)) ** 2 for its in logs.values() for value in its)
+        return 100 * math.sqrt(squares / repeats)
     steps = [abs(after - before) for before, after in itertools.pairwise(order)]
     if len(steps) < _FEWEST_NEIGHBOURS:
         return None

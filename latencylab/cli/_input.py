@@ -75,16 +75,23 @@ class Selection:
 
     def analyze(self, capture: Capture, *, timelines: bool = False) -> Analysis:
         """Analyse this part of it; raises InputError where there is no such part."""
+        with _reading(), show_progress("analysing"):
+            return self.analyze_examined(self.examine(capture), timelines=timelines)
+
+    def analyze_examined(
+        self, examined: Examined, *, timelines: bool = False, calibrated: bool = True
+    ) -> Analysis:
+        """The same, from passes already made; not `calibrated`, without what takes longest."""
         from latencylab.analyzers import analyze_examined
 
-        with _reading(), show_progress("analysing"):
-            return analyze_examined(
-                self.examine(capture),
-                ranks=self.ranks,
-                steps=self.steps,
-                kind=self.kind,
-                timelines=timelines,
-            )
+        return analyze_examined(
+            examined,
+            ranks=self.ranks,
+            steps=self.steps,
+            kind=self.kind,
+            timelines=timelines,
+            calibrated=calibrated,
+        )
 
 
 def takes_capture(function: Function) -> Function:

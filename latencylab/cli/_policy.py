@@ -82,7 +82,7 @@ def _problems(policy: Policy) -> Iterator[str]:
         "site_per_step",
     ):
         if not 0 <= getattr(policy, key) < float("inf"):
-            yield f"{key} must not be below 0"
+            yield f"{key} must be a number of at least 0"
     if policy.min_runs < 2:
         yield "min_runs must be at least 2"
     if not 0 <= policy.site_share < 1:

@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from latencylab.cli._launch import (
+    PRESETS,
+    Model,
+    Optimisations,
+    fault_option,
+    takes_model,
+    takes_optimisations,
+)
 from latencylab.model.integrity import InputError
 
 if TYPE_CHECKING:
@@ -21,9 +29,6 @@ if TYPE_CHECKING:
     from latencylab.runtime.launch import Launch
     from latencylab.runtime.server import Running
     from latencylab.runtime.settings import Settings
-
-PRESETS = ("nextn", "dspark", "plain")
-SHAPES = ("tp4-rank",)
 
 Progress = Callable[[str], None]
 Function = Callable[..., None]
@@ -52,12 +57,8 @@ class Server:
     url: str | None
     folder: Path | None
     preset: str | None
-    model: str | None
-    draft_model: str | None
-    shape: str | None
-    tp: int | None
-    switches: Mapping[str, bool]
-    artefacts: Path | None
+    model: Model
+    optimisations: Optimisations
     faults: tuple[str, ...]
     extra: tuple[str, ...]
     start_s: float
@@ -81,9 +82,12 @@ class Server:
 
     def _reached(self, url: str) -> Served:
         from latencylab.runtime.client import HttpTarget
+        from latencylab.runtime.provenance import check_same_server, read_states
 
         target = HttpTarget(url, api=self.api, timeout_s=self.timeout_s)
         info = target.info()
+        if self.folder is not None:
+            check_same_server(info, read_states(self.folder), self.folder)
         _check_faults(self.faults, self.folder)
         return Served(target, info, self.folder)
 
@@ -96,16 +100,16 @@ class Server:
         settings = self._settings(workdir)
         launch = build_launch(
             self.preset or "",
-            model=self.model,
-            draft_model=self.draft_model,
-            tp=self.tp,
-            shape=self.shape,
+            model=self.model.path,
+            draft_model=self.model.draft,
+            tp=self.model.tp,
+            shape=self.model.shape,
             workdir=workdir,
             port=free_port(),
             extra=self.extra,
             settings=settings,
-            overrides=self.switches,
-            artefacts=self.artefacts,
+            overrides=self.optimisations.positions,
+            artefacts=self.optimisations.artefacts,
         )
         for line in launch.warnings(os.environ):
             click.echo(f"latencylab: warning: {line}", err=True)
@@ -130,6 +134,37 @@ class Server:
         )
 
 
+def describe(served: Served) -> dict[str, Any]:
+    """What was measured: machine, server, and the switches of a preset."""
+    from latencylab.runtime import provenance
+
+    states = provenance.read_states(served.folder) if served.folder is not None else {}
+    known = provenance.describe_machine(is_local=served.is_local)
+    known |= {**provenance.describe_server(served.info, states), "api": served.target.api}
+    if served.launch is not None and served.running is not None:
+        known |= {
+            "preset": served.launch.preset,
+            "shape": served.launch.shape,
+            "ledger": known["ledger"] or dict(served.launch.switches),
+            "env": {**provenance.switches(served.running.env), **known["env"]},
+            "packages": {**provenance.installed_packages(), **known["packages"]},
+        }
+    # Two runs of one configuration must not differ by where they kept their files and which port was free.
+    known["server_args"].pop("port", None)
+    known["env"].pop("LATENCYLAB_DIR", None)
+    for place in (served.workdir, served.folder):
+        if place is not None:
+            known["server_args"] = _without_text(known["server_args"], f"{place.absolute()}/")
+    return known
+
+
+def _without_text(given: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The mapping with `text` taken out of its strings."""
+    return {
+        name: value.replace(text, "") if isinstance(value, str) else value for name, value in given.items()
+    }
+
+
 def _check_faults(faults: tuple[str, ...], folder: Path | None) -> None:
     """Raise InputError for faults that a running server does not have: they are injected at its start."""
     from latencylab.runtime.faults import parse_faults
@@ -148,18 +183,6 @@ def _check_faults(faults: tuple[str, ...], folder: Path | None) -> None:
             )
 
 
-def _switches(
-    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
-) -> dict[str, bool]:
-    found = {}
-    for value in values:
-        name, _, position = value.partition("=")
-        if position not in ("on", "off"):
-            raise click.BadParameter(f"{value!r} is not NAME=on or NAME=off")
-        found[name] = position == "on"
-    return found
-
-
 def takes_server(function: Function) -> Function:
     """Give a command the options of a server and of a workload, as `server` and `workload`.
 
@@ -175,35 +198,9 @@ def takes_server(function: Function) -> Function:
         help="LATENCYLAB_DIR of the server at --url, where it runs our plugin.",
     )
     @click.option("--preset", type=click.Choice(PRESETS), help="Launch a server, and stop it afterwards.")
-    @click.option("--model", metavar="PATH", help="The model's folder or repository, with --preset.")
-    @click.option("--draft-model", metavar="PATH", help="DSpark's draft, where the model does not bring it.")
-    @click.option(
-        "--shape",
-        type=click.Choice(SHAPES),
-        help="With --preset: a stand-in with random weights; each rank has the shapes of one rank of TP4.",
-    )
-    @click.option("--tp", type=click.IntRange(min=1), metavar="N", help="GPUs, with --preset.")
-    @click.option(
-        "--switch",
-        "switches",
-        multiple=True,
-        callback=_switches,
-        metavar="NAME=on|off",
-        help="Put one optimisation of the preset on or off; may be repeated.",
-    )
-    @click.option(
-        "--artefacts",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="DIR",
-        help="With --preset: what dspark-fit, dspark-sps and tune-moe measured.",
-    )
-    @click.option(
-        "--fault",
-        "faults",
-        multiple=True,
-        metavar="NAME[:K=V,...]",
-        help="Make the server slow on purpose; may be repeated.",
-    )
+    @takes_model
+    @takes_optimisations
+    @fault_option
     @click.option(
         "--start-timeout",
         "start_s",
@@ -227,7 +224,7 @@ def takes_server(function: Function) -> Function:
         default=300.0,
         show_default=True,
         metavar="S",
-        help="How long the server may give nothing.",
+        help="How long the server may give no token.",
     )
     @click.option(
         "--api",
@@ -253,21 +250,13 @@ def _check(server: Server) -> None:
     if server.url is not None and server.preset is not None:
         raise click.UsageError("--url and --preset exclude each other", context)
     if server.preset is not None:
-        if (server.model is None) == (server.shape is None):
-            raise click.UsageError("--preset needs either --model or --shape", context)
-        if server.draft_model is not None and (server.shape is not None or server.preset != "dspark"):
-            raise click.UsageError("--draft-model goes with --preset dspark and --model", context)
+        server.model.check(server.preset)
         if server.folder is not None:
             raise click.UsageError("--server-dir goes with --url", context)
         return
-    given = [
-        name
-        for name in ("model", "draft_model", "shape", "tp", "switches", "artefacts", "log")
-        if getattr(server, name)
-    ]
-    if given:
-        option = {"switches": "--switch", "log": "--server-log", "draft_model": "--draft-model"}
-        raise click.UsageError(f"{option.get(given[0], '--' + given[0])} goes with --preset", context)
+    given = server.model.given or server.optimisations.given or ("--server-log" if server.log else None)
+    if given is not None:
+        raise click.UsageError(f"{given} goes with --preset", context)
     if server.folder is not None and server.url is None:
         raise click.UsageError("--server-dir goes with --url", context)
 

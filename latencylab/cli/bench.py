@@ -16,7 +16,7 @@ import click
 from latencylab.cli._exit import debug_option
 from latencylab.cli._input import show_progress
 from latencylab.cli._output import STDOUT, check_file, force_option, print_text, write_file
-from latencylab.cli._server import Served, Server, takes_server
+from latencylab.cli._server import Server, describe, takes_server
 from latencylab.model.integrity import InputError
 
 if TYPE_CHECKING:
@@ -91,36 +91,6 @@ def _measure(server: Server, workload: Workload) -> tuple[Measured, dict[str, An
         return measured, describe(served)
 
 
-def describe(served: Served) -> dict[str, Any]:
-    """What was measured: machine, server, and the switches of a preset."""
-    from latencylab.runtime import provenance
-
-    states = provenance.read_states(served.folder) if served.folder is not None else {}
-    known = provenance.describe_machine(is_local=served.is_local)
-    known |= provenance.describe_server(served.info, states)
-    if served.launch is not None:
-        known |= {
-            "preset": served.launch.preset,
-            "shape": served.launch.shape,
-            "ledger": known["ledger"] or dict(served.launch.switches),
-            "env": {**provenance.switches({**os.environ, **served.launch.env}), **known["env"]},
-        }
-        known["packages"] = {**provenance.installed_packages(), **known["packages"]}
-        # Two captures of one preset must not differ by where they kept their files and which port was free.
-        known["server_args"].pop("port", None)
-        known["env"].pop("LATENCYLAB_DIR", None)
-        if served.workdir is not None:
-            known["server_args"] = _without_text(known["server_args"], f"{served.workdir}/")
-    return known
-
-
-def _without_text(given: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """The mapping with `text` taken out of its strings."""
-    return {
-        name: value.replace(text, "") if isinstance(value, str) else value for name, value in given.items()
-    }
-
-
 def _as_text(result: Mapping[str, Any], *, for_stdout: bool) -> str:
     """A table of the requests and one line of medians; coloured where it goes to a terminal."""
     from rich.console import Console
@@ -155,7 +125,9 @@ def _as_text(result: Mapping[str, Any], *, for_stdout: bool) -> str:
     with console.capture() as captured:
         console.print(table)
         if result["stopped"]:
-            console.print("not complete: ", result["stopped"], markup=False, highlight=False, sep="")
+            console.print(
+                "not complete: ", result["stopped"], markup=False, highlight=False, sep="", soft_wrap=True
+            )
     return captured.get()
 
 

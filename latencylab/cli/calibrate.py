@@ -18,7 +18,7 @@ from latencylab.cli._output import STDOUT, check_file, force_option, print_text,
 if TYPE_CHECKING:
     from latencylab.analyzers.calibration import Calibrated
     from latencylab.analyzers.what_if import Change
-    from latencylab.model.findings import Calibration, Prediction
+    from latencylab.model.calibration import Calibration, Prediction
 
 WIDTH = 120
 Factors = tuple[tuple[str, float], ...]
@@ -123,9 +123,9 @@ def _calibrate(source: Source, selection: Selection, map_from: str | None) -> tu
     from latencylab.analyzers import kind_in_front
     from latencylab.analyzers.calibrate import fit_model
     from latencylab.analyzers.calibration import (
-        NOT_MEASURED,
         calibrate_by_clock,
         calibrate_by_map,
+        clock_of,
         wait_by_op,
     )
     from latencylab.analyzers.host_map_carry import refuse_other_software
@@ -140,15 +140,14 @@ def _calibrate(source: Source, selection: Selection, map_from: str | None) -> tu
             if other is None:
                 return calibrate_by_clock(view, capture.unprofiled, examined.joined), capture.path
         except InputError as error:
-            hint = "; --map-from takes another capture's" if str(error) == NOT_MEASURED else ""
+            clocks = capture.unprofiled.clocks if capture.unprofiled else {}
+            hint = "" if view.rank.trace.rank in clocks else "; --map-from takes another capture's"
             raise InputError(f"{capture.path}: {error}{hint}") from None
         try:
             refuse_other_software(other.manifest, capture.manifest)
             theirs = selection.examine(other)
             their_view = kind_in_front(theirs)
-            clock = other.unprofiled.clocks.get(their_view.rank.trace.rank) if other.unprofiled else None
-            if clock is None:
-                raise InputError(NOT_MEASURED)
+            clock = clock_of(their_view, other.unprofiled)
             model, _ = fit_model(their_view, clock, wait_by_op(their_view, theirs.joined))
             done = calibrate_by_map(view, capture.unprofiled, examined.joined, model, other.path)
         except InputError as error:

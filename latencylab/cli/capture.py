@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from latencylab.cli._exit import Terminated, debug_option
 from latencylab.cli._input import show_progress
 from latencylab.cli._output import check_folder, force_option, write_folder
-from latencylab.cli._server import Progress, Server, takes_server
-from latencylab.cli.bench import describe
+from latencylab.cli._server import Progress, Server, describe, takes_server
 from latencylab.model.integrity import InputError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from latencylab.runtime.capture import Finding, Plan
 
 COUNT = click.IntRange(min=1)
+_OF_PROGRAMS = {"output", "commit", "capture_range", "force", "extra"}  # the parameters they have
 
 
 @click.command("capture")
@@ -85,8 +86,10 @@ def command(
         raise click.UsageError("give --url, --preset, or a program after --", context)
     if capture_range and (server.url is not None or server.preset is not None):
         raise click.UsageError("--capture-range is for a program", context)
-    if server.faults and server.url is None and server.preset is None:
-        raise click.UsageError("--fault is for a server", context)
+    if no_plugin and server.preset is None:
+        raise click.UsageError("--no-plugin goes with --preset", context)
+    if server.url is None and server.preset is None:
+        _refuse_options_of_servers(context)
     check_folder(output, force=force)
 
     taking = _Taking()
@@ -103,6 +106,14 @@ def command(
     with show_progress("capturing") as progress:
         taking.write(output, lambda folder: _record(folder, server, plan, commit, progress), force)
     taking.tell()
+
+
+def _refuse_options_of_servers(context: click.Context) -> None:
+    """Raise UsageError for an option that a program's capture would pass over in silence."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is ParameterSource.COMMANDLINE and parameter.name not in _OF_PROGRAMS:
+            raise click.UsageError(f"{parameter.opts[0]} is for a server", context)
 
 
 @dataclass(slots=True)
@@ -147,6 +158,11 @@ def _record(
     with server.serving(progress) as served:
         check_prompts(plan.workload, served.info)
         states = provenance.read_states(served.folder) if served.folder is not None else {}
+        if served.launch is not None and served.folder is not None and not states:
+            raise InputError(
+                "the server does not run our plugin: --server-log keeps what it says of that, and --no-plugin"
+                " captures without spans and step clock"
+            )
         about = {**describe(served), **_commit(commit), "workload": _model(served.info)}
         if served.launch is not None:
             about["workload"] |= {"preset": served.launch.preset, "shape": served.launch.shape}
@@ -176,8 +192,9 @@ def _take_program(
     force: bool,
 ) -> None:
     from latencylab.runtime.program import record_program
+    from latencylab.runtime.server import how_ended
 
-    codes = []
+    codes: list[int] = []
 
     def record(folder: Path) -> list[Finding]:
         about = {} if commit is None else {"commit": commit}
@@ -188,7 +205,7 @@ def _take_program(
     taking.write(output, record, force)
     taking.tell()
     if codes and codes[0] != 0:
-        raise InputError(f"the program ended with exit code {codes[0]}; its capture was kept")
+        raise InputError(f"the program ended with {how_ended(codes[0])}; its capture was kept")
 
 
 def _commit(given: str | None) -> dict[str, Any]:

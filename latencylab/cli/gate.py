@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
@@ -17,15 +16,14 @@ from latencylab.cli._exit import debug_option
 from latencylab.cli._input import Selection, Source, takes_capture, takes_selection
 from latencylab.cli._output import STDOUT, check_file, force_option, print_text, write_file
 from latencylab.cli._policy import documented_policy, read_policy
+from latencylab.cli._runs import read_runs, read_sides
 from latencylab.model.integrity import InputError, OutputError
 
 if TYPE_CHECKING:
     from latencylab.model.gate import GateResult, Policy, Run
-    from latencylab.traces.history import Record
 
 WIDTH = 140
 SUMMARY = "GITHUB_STEP_SUMMARY"
-ENOUGH_REPEATS = 8  # runs of a commit after its first, over all commits
 
 
 class _HeadAgainstBase(click.Command):
@@ -129,10 +127,10 @@ def command(
         check_file(output, force=force)
     policy = read_policy(policy_file)
 
-    head = _read(source, source.paths, selection)
     if history is None:
-        base = _read(source, baselines, selection)
+        base, head = read_sides(source, baselines, source.paths, selection)
     else:
+        head = read_runs(source, source.paths, selection)
         base, policy = _from_history(history, head, commit, config, policy)
 
     from latencylab.analyzers.gate import judge
@@ -143,17 +141,6 @@ def command(
         raise InputError(result.headline)
     if result.exit_code:
         raise click.exceptions.Exit(result.exit_code)
-
-
-def _read(source: Source, paths: Sequence[str], selection: Selection) -> tuple[Run, ...]:
-    """The run of each path, one capture in memory at a time."""
-    from latencylab.analyzers.gate import run_of
-
-    runs = []
-    for path in paths:
-        capture = replace(source, paths=(path,)).open()
-        runs.append(run_of(capture, selection.analyze(capture)))
-    return tuple(runs)
 
 
 def _from_history(
@@ -175,19 +162,9 @@ def _from_history(
         what = f"of commit {commit}" if commit else "of another commit"
         raise InputError(f"{folder}: no run {what} of the configuration {config!r}")
     spread = history.spread_pct(config)
-    if spread and policy.known_spread_pct == 0 and _tells_spread(history.runs(config)):
+    if spread and policy.known_spread_pct == 0:
         policy = replace(policy, known_spread_pct=spread)
     return tuple(record.run for record in records), policy
-
-
-def _tells_spread(records: Sequence[Record]) -> bool:
-    """Whether the spread of these runs is known well enough: a few that happen to agree would mislead.
-
-    Without repeated commits it is that of neighbours, of which the history asks enough by itself.
-    """
-    of_commit = Counter(record.commit for record in records if record.commit and record.step_ms is not None)
-    repeats = sum(count - 1 for count in of_commit.values())
-    return repeats == 0 or repeats >= ENOUGH_REPEATS
 
 
 def _show(result: GateResult, form: str, output: Path, *, force: bool) -> None:

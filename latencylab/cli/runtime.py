@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +10,19 @@ import click
 
 from latencylab.cli import runtime_artefacts, runtime_check, runtime_ledger
 from latencylab.cli._exit import debug_option
+from latencylab.cli._launch import (
+    PRESETS,
+    Model,
+    Optimisations,
+    fault_option,
+    takes_model,
+    takes_optimisations,
+)
 from latencylab.cli._output import print_text
 
 if TYPE_CHECKING:
     from latencylab.runtime.settings import Settings
 
-PRESETS = ("nextn", "dspark", "plain")
-SHAPES = ("tp4-rank",)
 WORKDIR = Path("latencylab-run")
 
 
@@ -37,53 +42,16 @@ for _command in (
     command.add_command(_command)
 
 
-def _switches(
-    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
-) -> dict[str, bool]:
-    """Positions from NAME=on and NAME=off."""
-    found = {}
-    for value in values:
-        name, _, position = value.partition("=")
-        if position not in ("on", "off"):
-            raise click.BadParameter(f"{value!r} is not NAME=on or NAME=off")
-        found[name] = position == "on"
-    return found
-
-
 @command.command("launch")
 @click.option("--preset", type=click.Choice(PRESETS), required=True, help="How to decode.")
-@click.option("--model", metavar="PATH", help="The model's folder or repository.")
-@click.option("--draft-model", metavar="PATH", help="DSpark's draft, where the model does not bring it.")
-@click.option(
-    "--shape",
-    type=click.Choice(SHAPES),
-    help="Run a stand-in with random weights: each rank has the shapes of one rank of TP4.",
-)
-@click.option(
-    "--tp", type=click.IntRange(min=1), metavar="N", help="GPUs: 4 by default, with --shape 1 (1, 2 or 4)."
-)
+@takes_model
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="H")
 @click.option("--port", type=click.IntRange(1, 65535), default=30000, show_default=True, metavar="N")
 @click.option("--spans", metavar="LIST", help="Put spans into traces: nvtx, profiler, or both with a comma.")
 @click.option("--clock", is_flag=True, help="Record the step clock.")
 @click.option("--strict", is_flag=True, help="End the server where a hook did not take.")
-@click.option("--fault", "faults", multiple=True, metavar="NAME[:K=V,...]", help="Make the server slow.")
-@click.option(
-    "--switch",
-    "switches",
-    multiple=True,
-    callback=_switches,
-    metavar="NAME=on|off",
-    help="Put one optimisation on or off; may be repeated.",
-)
-@click.option("--with", "on", multiple=True, metavar="OPT", help="The same as --switch OPT=on.")
-@click.option("--without", "off", multiple=True, metavar="OPT", help="The same as --switch OPT=off.")
-@click.option(
-    "--artefacts",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="What dspark-fit, dspark-sps and tune-moe measured.",
-)
+@fault_option
+@takes_optimisations
 @click.option(
     "--dir",
     "folder",
@@ -96,20 +64,14 @@ def _switches(
 @debug_option
 def launch(
     preset: str,
-    model: str | None,
-    draft_model: str | None,
-    shape: str | None,
-    tp: int | None,
+    model: Model,
     host: str,
     port: int,
     spans: str | None,
     clock: bool,
     strict: bool,
     faults: tuple[str, ...],
-    switches: Mapping[str, bool],
-    on: tuple[str, ...],
-    off: tuple[str, ...],
-    artefacts: Path | None,
+    optimisations: Optimisations,
     folder: Path | None,
     dry_run: bool,
     extra: tuple[str, ...],
@@ -119,14 +81,7 @@ def launch(
     This process becomes the server, so Ctrl-C and signals reach it. Arguments after -- go to SGLang, in
     place of the preset's.
     """
-    context = click.get_current_context()
-    if (model is None) == (shape is None):
-        raise click.UsageError("give either --model or --shape", context)
-    if draft_model is not None and (shape is not None or preset != "dspark"):
-        raise click.UsageError("--draft-model goes with --preset dspark and --model", context)
-    asked = [*switches, *set(on), *set(off)]
-    if twice := sorted(name for name in set(asked) if asked.count(name) > 1):
-        raise click.UsageError(f"{twice[0]} is put on or off twice", context)
+    model.check(preset)
 
     from latencylab.runtime.launch import build_launch
 
@@ -134,17 +89,17 @@ def launch(
     workdir = (folder or WORKDIR).absolute()
     built = build_launch(
         preset,
-        model=model,
-        draft_model=draft_model,
-        tp=tp,
-        shape=shape,
+        model=model.path,
+        draft_model=model.draft,
+        tp=model.tp,
+        shape=model.shape,
         workdir=workdir,
         host=host,
         port=port,
         extra=extra,
         settings=_settings(workdir, spans, clock, strict, faults) if wanted else None,
-        overrides={**switches, **dict.fromkeys(on, True), **dict.fromkeys(off, False)},
-        artefacts=artefacts,
+        overrides=optimisations.positions,
+        artefacts=optimisations.artefacts,
     )
     if dry_run or built.checked_against is not None:
         for line in built.warnings(os.environ):

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from latencylab.cli._exit import debug_option
-from latencylab.cli._input import show_progress
+from latencylab.cli._input import Progress, show_progress
+from latencylab.cli._launch import Model, takes_model
 from latencylab.cli._output import check_folder, force_option, print_text
 from latencylab.model.integrity import InputError, OutputError
 
 if TYPE_CHECKING:
     from latencylab.runtime.check import GreedyServer
 
-SHAPES = ("tp4-rank",)
 START_S = 1800.0
-Function = Callable[..., None]
 
 output_option = click.option(
     "-o",
@@ -33,26 +31,14 @@ output_option = click.option(
 )
 
 
-def _takes_launch(function: Function) -> Function:
-    """Give a command the options of a DSpark server to launch, as one mapping `launch`."""
-
-    @click.option("--model", metavar="PATH", help="The model's folder or repository.")
-    @click.option("--draft-model", metavar="PATH", help="Its DSpark draft, where it does not bring it.")
-    @click.option("--shape", type=click.Choice(SHAPES), help="A stand-in with random weights.")
-    @click.option("--tp", type=click.IntRange(min=1), metavar="N", help="GPUs.")
-    @click.argument("extra", metavar="[-- ARGUMENTS OF SGLANG]", nargs=-1, type=click.UNPROCESSED)
-    @wraps(function)
-    def wrapper(**given: Any) -> None:
-        names = ("model", "draft_model", "shape", "tp", "extra")
-        function(launch={name: given.pop(name) for name in names}, **given)
-
-    return wrapper
+extra_argument = click.argument("extra", metavar="[-- ARGUMENTS OF SGLANG]", nargs=-1, type=click.UNPROCESSED)
 
 
 @click.command("dspark-fit")
 @output_option
 @click.option("--shards", metavar="GLOB", help="Fit shards that were collected before.")
-@_takes_launch
+@takes_model
+@extra_argument
 @click.option("--requests", type=click.IntRange(1), default=32, show_default=True, metavar="N")
 @click.option("--input-tokens", type=click.IntRange(1), default=1024, show_default=True, metavar="N")
 @click.option("--output-tokens", type=click.IntRange(1), default=512, show_default=True, metavar="N")
@@ -62,7 +48,8 @@ def _takes_launch(function: Function) -> Function:
 def fit(
     artefacts: Path,
     shards: str | None,
-    launch: Mapping[str, Any],
+    model: Model,
+    extra: tuple[str, ...],
     requests: int,
     input_tokens: int,
     output_tokens: int,
@@ -74,6 +61,11 @@ def fit(
     Starts a server that collects what confidence was right about, sends requests, and fits; or fits --shards.
     Prompts of random tokens calibrate for random text: for real use collect on yours.
     """
+    if shards is None:
+        model.check("dspark")
+    elif model.given or extra:
+        raise click.UsageError("--shards needs no server", click.get_current_context())
+
     from latencylab.runtime import dspark_artefacts as artefact
 
     out = _target(artefacts, artefact.CALIBRATION, force)
@@ -83,10 +75,10 @@ def fit(
         stem.parent.mkdir(exist_ok=True)
         for old in stem.parent.glob(f"{stem.name}.*.pt"):
             old.unlink()
-        env = artefact.collect_env(stem.absolute(), stand_in=launch["shape"] is not None)
+        env = artefact.collect_env(stem.absolute(), stand_in=model.shape is not None)
         with (
             show_progress("collecting") as progress,
-            _launched(launch, env, artefacts, "collect", progress) as server,
+            _launched(model, extra, env, artefacts, "collect", progress) as server,
         ):
             info = server.target.info()
             artefact.collect(
@@ -98,8 +90,6 @@ def fit(
                 progress=progress,
             )
         shards = f"{stem.absolute()}.*.pt"
-    elif launch["model"] or launch["shape"]:
-        raise click.UsageError("--shards needs no server", click.get_current_context())
     command = artefact.fit_command(shards, out.absolute(), bins=bins)
     artefact.run_tool(command, artefacts / "dspark-fit.log")
     found = json.loads(out.read_text())
@@ -112,7 +102,8 @@ def fit(
 @click.command("dspark-sps")
 @output_option
 @click.option("--url", metavar="URL", help="A server that records its steps already.")
-@_takes_launch
+@takes_model
+@extra_argument
 @click.option("--input-tokens", type=click.IntRange(1), default=8192, show_default=True, metavar="N")
 @click.option(
     "--seconds",
@@ -131,7 +122,8 @@ def fit(
 def sps(
     artefacts: Path,
     url: str | None,
-    launch: Mapping[str, Any],
+    model: Model,
+    extra: tuple[str, ...],
     input_tokens: int,
     seconds: float,
     repeats: int,
@@ -142,56 +134,37 @@ def sps(
 
     Starts a server that records its steps, in the mode compact, and lets SGLang's profiler pin the budget.
     """
-    from latencylab.runtime import dspark_artefacts as artefact
-    from latencylab.runtime.check import GreedyServer
-
-    if url is not None and (launch["model"] or launch["shape"]):
+    if url is None:
+        model.check("dspark")
+    elif model.given or extra:
         raise click.UsageError("--url and a server to launch exclude each other", click.get_current_context())
+
+    from latencylab.runtime import dspark_artefacts as artefact
+
     out = _target(artefacts, artefact.COSTS, force)
-    if launch["shape"] is not None and vocabulary is None:
+    if model.shape is not None and vocabulary is None:
         from latencylab.runtime.shapes import model_config
 
-        vocabulary = model_config(launch["tp"] or 1)["vocab_size"]
-    rounds, records = (out.with_name(f"{out.stem}.{kind}.jsonl") for kind in ("rounds", "records"))
-    with show_progress("measuring") as progress:
-
-        def measure(server: GreedyServer) -> None:
-            info = server.target.info()
-            most = artefact.profiled_server(info)
-            fractions = artefact.fractions_of(most - 1)
-            command = artefact.profile_command(
-                server.url,
-                out.absolute(),
-                fractions,
-                input_tokens=input_tokens,
-                seconds=seconds,
-                repeats=repeats,
-                vocabulary=vocabulary,
-            )
-            if progress is not None:
-                progress(f"{len(fractions) * repeats} rounds")
-            artefact.run_tool(command, artefacts / "dspark-sps.log")
-            table = artefact.table_of_rounds(rounds.read_text(encoding="utf-8"))
-            sizes = artefact.graph_sizes(records.read_text(encoding="utf-8"))
-            about = artefact.provenance(
-                "table of costs", command, info, input_tokens=input_tokens, graph_sizes=sizes
-            )
-            artefact.write_artefact(out, table, about)
-            if len(sizes) == 1:
-                click.echo(
-                    f"latencylab: warning: every budget replayed the graph of {sizes[0]} tokens, so there is "
-                    "nothing to gain by verifying fewer",
-                    err=True,
-                )
-
-        if url is not None:
-            measure(GreedyServer(url))
-        else:
-            start = (artefacts / "start-table.json").absolute()
-            artefact.write_table(start, artefact.START_TABLE)
-            launch = {**launch, "extra": (artefact.TABLE_FLAG, str(start), *launch["extra"])}
-            with _launched(launch, artefact.PROFILE_ENV, artefacts, "profile", progress) as server:
-                measure(server)
+        vocabulary = model_config(model.tp or 1)["vocab_size"]
+    with (
+        show_progress("measuring") as progress,
+        _recording_server(url, model, extra, artefacts, progress) as server,
+    ):
+        sizes = artefact.measure_costs(
+            server,
+            out,
+            input_tokens=input_tokens,
+            seconds=seconds,
+            repeats=repeats,
+            vocabulary=vocabulary,
+            progress=progress,
+        )
+    if len(sizes) == 1:
+        click.echo(
+            f"latencylab: warning: every budget replayed the graph of {sizes[0]} tokens, so there is "
+            "nothing to gain by verifying fewer",
+            err=True,
+        )
     table = json.loads(out.read_text())
     print_text(f"{out}\ntokens  steps/s   ms/step\n")
     for tokens, rate in zip(table["sample_batch_tokens"], table["sample_steps_per_sec"], strict=True):
@@ -276,21 +249,47 @@ def _target(artefacts: Path, name: str, force: bool) -> Path:
 
 
 @contextmanager
+def _recording_server(
+    url: str | None, model: Model, extra: tuple[str, ...], artefacts: Path, progress: Progress | None
+) -> Iterator[GreedyServer]:
+    """A DSpark server that records its steps: the one at `url`, or one that is launched."""
+    from latencylab.runtime import dspark_artefacts as artefact
+    from latencylab.runtime.check import GreedyServer
+
+    if url is not None:
+        yield GreedyServer(url)
+        return
+    start = (artefacts / "start-table.json").absolute()
+    artefact.write_table(start, artefact.START_TABLE)
+    extra = (artefact.TABLE_FLAG, str(start), *extra)
+    with _launched(model, extra, artefact.PROFILE_ENV, artefacts, "profile", progress) as server:
+        yield server
+
+
+@contextmanager
 def _launched(
-    launch: Mapping[str, Any],
+    model: Model,
+    extra: tuple[str, ...],
     env: Mapping[str, str],
     artefacts: Path,
     name: str,
-    progress: Callable[[str], None] | None,
+    progress: Progress | None,
 ) -> Iterator[GreedyServer]:
     """A DSpark server with variables of its own; its log stays beside the artefacts."""
     from latencylab.runtime.check import GreedyServer
     from latencylab.runtime.launch import build_launch
     from latencylab.runtime.server import free_port, run_server
 
-    if (launch["model"] is None) == (launch["shape"] is None):
-        raise click.UsageError("give either --model or --shape", click.get_current_context())
-    built = build_launch("dspark", **launch, workdir=artefacts, port=free_port())
+    built = build_launch(
+        "dspark",
+        model=model.path,
+        draft_model=model.draft,
+        tp=model.tp,
+        shape=model.shape,
+        workdir=artefacts,
+        port=free_port(),
+        extra=extra,
+    )
     if built.checked_against is None:
         raise InputError("SGLang is not installed here: pip install 'latencylab[runtime]'")
     server = GreedyServer(f"http://{built.host}:{built.port}")

@@ -6,18 +6,17 @@ import json
 import os
 import sys
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from latencylab.cli._exit import debug_option
+from latencylab.cli._launch import PRESETS, Optimisations, takes_optimisations
 from latencylab.cli._output import print_text
 
 if TYPE_CHECKING:
     from latencylab.runtime.ledger import Ledger, Row
 
-PRESETS = ("nextn", "dspark", "plain")
 WIDTH = 140
 COLOURS = {"on": "green", "off": "yellow", "default": "", "unavailable": "dim"}
 
@@ -26,14 +25,7 @@ COLOURS = {"on": "green", "off": "yellow", "default": "", "unavailable": "dim"}
 @click.argument("names", metavar="[OPT]...", nargs=-1)
 @click.option("--preset", type=click.Choice(PRESETS), help="Only one preset.  [default: all]")
 @click.option("--tp", type=click.IntRange(1), default=4, show_default=True, metavar="N", help="GPUs.")
-@click.option("--with", "on", multiple=True, metavar="OPT", help="Put on; may be repeated.")
-@click.option("--without", "off", multiple=True, metavar="OPT", help="Put off; may be repeated.")
-@click.option(
-    "--artefacts",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Tables and configurations measured for this deployment.",
-)
+@takes_optimisations
 @click.option("--capture", metavar="CAPTURE", help="Also say what the kernels of its trace show.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @debug_option
@@ -41,9 +33,7 @@ def command(
     names: tuple[str, ...],
     preset: str | None,
     tp: int,
-    on: tuple[str, ...],
-    off: tuple[str, ...],
-    artefacts: Path | None,
+    optimisations: Optimisations,
     capture: str | None,
     form: str,
 ) -> None:
@@ -59,12 +49,14 @@ def command(
         if name not in ledger.entries:
             raise InputError(f"no optimisation is named {name}; there are {', '.join(ledger.entries)}")
     chosen = [preset] if preset is not None else list(PRESETS)
-    if len(chosen) > 1 and (on or off):
+    if len(chosen) > 1 and optimisations.positions:
         raise click.UsageError("--with and --without go with --preset", click.get_current_context())
+    asked = optimisations.positions
+    on, off = ([name for name in asked if asked[name] is wanted] for wanted in (True, False))
     rows = {
         each: [
             row
-            for row in ledger.apply(each, on, off, ranks=tp, artefacts=artefacts).rows
+            for row in ledger.apply(each, on, off, ranks=tp, artefacts=optimisations.artefacts).rows
             if not names or row.entry.name in names
         ]
         for each in chosen

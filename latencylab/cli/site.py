@@ -14,6 +14,7 @@ import click
 from latencylab.cli._exit import debug_option
 from latencylab.cli._input import Selection, Source, show_progress, step_span_option, takes_capture
 from latencylab.cli._output import check_folder, force_option, write_folder
+from latencylab.model.integrity import InputError
 
 if TYPE_CHECKING:
     from latencylab.traces.history import Record
@@ -88,7 +89,7 @@ def add(
 ) -> None:
     """Store one run: its figures, its analysis and its report.
 
-    A capture is stored once, however often it is added.
+    A capture is stored once, however often it is added. One that is unusable is refused.
     """
     from latencylab.analyzers.gate_runs import run_of
     from latencylab.reports.contract import to_contract
@@ -104,6 +105,8 @@ def add(
         return
     analysis = Selection(None, None, None, None, step_span).analyze(capture, timelines=True)
     run = run_of(capture, analysis)
+    if run.integrity == "unusable":
+        raise InputError(f"{capture.path}: not added, for the capture is unusable: {run.unusable}")
     commit = commit or run.commit
     run = replace(run, commit=commit, label=commit or run_id)
     now = time.time_ns()
@@ -144,7 +147,6 @@ def build(folder: Path, output: Path, force: bool) -> None:
     """
     check_folder(output, force=force)
 
-    from latencylab.model.integrity import InputError
     from latencylab.reports.site import write_site
     from latencylab.traces.history import History
 

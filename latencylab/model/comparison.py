@@ -10,12 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from latencylab.model.findings import Step, SyncVerdict
+from latencylab.model.calibration import SyncVerdict
+from latencylab.model.findings import Step
 from latencylab.model.integrity import Status
 from latencylab.model.timeline import Timeline
 
 SiteHow = Literal["appeared", "vanished", "verdict", "same"]
 KernelHow = Literal["same", "renamed", "fused", "split", "replaced", "appeared", "vanished"]
+
+LEAST_US = 0.05  # a difference below it is rounding
+_AS_FACTOR = 900.0  # %
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,3 +257,19 @@ def by_effect(us: Callable[[Any], Delta]) -> Callable[[Any], tuple[float, float]
         return -abs((delta.head or 0.0) - (delta.base or 0.0)), -max(delta.head or 0.0, delta.base or 0.0)
 
     return key
+
+
+def signed_percent(value: float, digits: int = 1) -> str:
+    """A change in % with its sign: `+3.1 %`; a factor where that is easier to grasp: `× 115`."""
+    if value >= _AS_FACTOR:
+        return f"× {1 + value / 100:,.0f}"
+    text = f"{abs(value):,.{digits}f} %"
+    if not text.strip("0., %"):
+        return text
+    return f"+{text}" if value > 0 else f"\N{MINUS SIGN}{text}"
+
+
+def percents(interval: tuple[float, float], digits: int = 1) -> str:
+    """An interval of changes in %: `−1.2 to +4.1 %`."""
+    low, high = (signed_percent(edge, digits) for edge in interval)
+    return f"{low.removesuffix(' %') if high.endswith('%') else low} to {high}"

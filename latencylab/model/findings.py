@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal
 
+from latencylab.model.calibration import Calibration, Fix, SyncVerdict
 from latencylab.model.integrity import Integrity
 from latencylab.model.rank_timeline import RankTimeline
 from latencylab.model.timeline import Timeline
 
 SyncKind = Literal["explicit", "copy", "alloc"]
 Evidence = Literal["recorded", "blocked", "eliminated", "unknown"]
-SyncVerdict = Literal["hidden", "pinning", "harmful", "unclear"]
-Bound = Literal["upper", "lower", "estimate"]
 Confidence = Literal["high", "medium", "low"]
 
 
@@ -28,22 +27,6 @@ class Verdict:
     text: str
     confidence: Confidence
     reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Fix:
-    """Something to do, and the µs per step that the trace charges to it.
-
-    `bound` says on which side of the truth that lies: host idle is an "upper" bound, for the profiler slows
-    the host; the cost of a blocking call a "lower" one, for a slowed host finds the GPU drained and waits
-    less; the GPU's own idle is an "estimate".
-    """
-
-    what: str
-    us_per_step: float
-    calibrated: bool = False
-    bound: Bound = "upper"
-    site: str = ""  # the blocking site that it is about
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +121,9 @@ class Sync:
     """One site at which the host blocks, over all steady steps.
 
     Times are µs per step, or medians per call where they belong to a call (`call_us`, `behind_us`, `need_us`,
-    `queued_us`). `need_us` is half of what the trace shows, since the profiler slows the host.
+    `queued_us`). `need_us` is half of what the trace shows, since the profiler slows the host. Where the step
+    is calibrated, need and verdict are those without the profiler, and so are `unprofiled_blocked_us` and
+    `cost_us`: how long the site blocks, and by how much the step is shorter without its wait.
     """
 
     site: str
@@ -162,6 +147,8 @@ class Sync:
     evidence: Evidence  # the best of any call
     verdict: SyncVerdict
     shown: int = 0  # calls whose own evidence is recorded or blocked; of the others it is inferred
+    unprofiled_blocked_us: float | None = None
+    cost_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,90 +245,6 @@ class RankFindings:
     steps: tuple[Step, ...]
     timelines: tuple[Timeline, ...] = field(default=(), compare=False, repr=False)
     tracing: Tracing = Tracing()
-
-
-CalibrationStatus = Literal["calibrated", "untrusted", "uncalibrated"]
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A figure, and the 95 % interval that the spread between requests leaves."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class SpanTime:
-    """Host time per step in a span and in no inner one that was measured, µs, waiting left out: with the
-    profiler, and without it."""
-
-    span: str
-    profiled_us: float
-    unprofiled_us: Estimate
-    factor: Estimate
-
-
-@dataclass(frozen=True, slots=True)
-class SiteCost:
-    """A blocking site without the profiler, µs per step: how long it blocks, and what removing it gives.
-
-    `need_us` is as in `Sync`, but replayed without the profiler; so is the verdict.
-    """
-
-    site: str
-    profiled_blocked_us: float
-    blocked_us: Estimate
-    cost_us: Estimate
-    behind_us: float | None
-    need_us: float | None
-    verdict: SyncVerdict
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The median step with a change made to it, and what that gives per step on average, µs."""
-
-    what: str
-    step_us: Estimate
-    gain_us: Estimate
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """What a step would be without the profiler, by a replay of the trace of the rank in front.
-
-    `reason` says why the status is no better, or nothing. `unprofiled_step_us` is the measured median,
-    `predicted_step_us` the replayed one; `error_pct` compares them, each request predicted by a map fitted on
-    the other half of the requests; `blind_error_pct` does so without knowing the host's speed in the request
-    predicted. `host_factor` is None where the step does not depend on the host, `gpu_factor` where no step
-    shows it. Idle is mean µs per step, blame by site or doing. `fixes` says what each change alone gives.
-    """
-
-    status: CalibrationStatus
-    reason: str = ""
-    rank: int = 0
-    kind: str | None = None
-    profiled_step_us: float | None = None
-    unprofiled_step_us: Estimate | None = None
-    predicted_step_us: Estimate | None = None
-    error_pct: float | None = None
-    blind_error_pct: float | None = None
-    replay_error_pct: float | None = None
-    idle_host_us: Estimate | None = None
-    idle_gpu_us: Estimate | None = None
-    idle_host_blame_us: dict[str, Estimate] = field(default_factory=dict)
-    run_ahead_us: dict[str, Estimate] = field(default_factory=dict)
-    syncs: tuple[SiteCost, ...] = ()
-    spans: tuple[SpanTime, ...] = ()
-    host_factor: Estimate | None = None
-    gpu_factor: float | None = None
-    requests: int = 0
-    steps: int = 0
-    map_from: str = ""
-    fixes: tuple[Fix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

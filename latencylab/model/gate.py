@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from latencylab.model.calibration import CalibrationStatus, SyncVerdict
 from latencylab.model.comparison import Change, Mismatch
-from latencylab.model.findings import CalibrationStatus, Evidence, SyncVerdict
+from latencylab.model.findings import Evidence
 from latencylab.model.integrity import InputError, Status
 
 RUN_SCHEMA = "latencylab.run/1"
@@ -22,7 +23,7 @@ GATE_SCHEMA = "latencylab.gate/1"
 
 Decision = Literal["regression", "improvement", "unchanged", "inconclusive", "incomparable"]
 Source = Literal["unprofiled", "trace"]
-Relative = Literal["itself", "step"]
+Relative = Literal["itself", "step", "traced step"]
 Sign = Literal["lower", "higher", "none"]
 
 
@@ -31,7 +32,8 @@ class Metric:
     """A figure that runs are compared by.
 
     `good` says which way is better; "none" only explains. `relative` says of what its change is a share: of
-    its own value, or, where that may be next to nothing, of the profiled step. A `count` is exact.
+    its own value, or, where that may be next to nothing, of the step without the profiler or in the trace.
+    A `count` is exact.
     """
 
     name: str
@@ -50,11 +52,11 @@ SECONDARY = (
     Metric("ttft", "time to the first token", "ms", "unprofiled"),
     Metric("accept_length", "accept length", "tokens", "unprofiled", good="none"),
     TRACED_STEP,
-    Metric("busy", "GPU busy", "µs/step", "trace", relative="step"),
-    Metric("idle_host", "host idle in the trace (upper bound)", "µs/step", "trace", relative="step"),
+    Metric("busy", "GPU busy", "µs/step", "trace", relative="traced step"),
+    Metric("idle_host", "host idle in the trace (upper bound)", "µs/step", "trace", relative="traced step"),
     Metric("idle_host_calibrated", "host idle, calibrated", "µs/step", "trace", relative="step"),
-    Metric("wait", "wait in collectives", "µs/step", "trace", relative="step"),
-    Metric("run_ahead", "least run-ahead", "µs", "trace", good="higher", relative="step"),
+    Metric("wait", "wait in collectives", "µs/step", "trace", relative="traced step"),
+    Metric("run_ahead", "least run-ahead", "µs", "trace", good="higher", relative="traced step"),
     Metric("pinning_sites", "sites that pin the host", "sites", "trace", count=True),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (STEP, *SECONDARY)}
@@ -84,8 +86,9 @@ class Run:
     seeds are known, tell which request is which and have the same length. `step_interval_ms` is the 95 %
     interval of their mean as far as steps within the run tell it; it says nothing of other runs. `metrics`
     has the secondary figures by name (see `SECONDARY`), what is not known being absent. `steps` are the
-    steady steps of the trace's main kind, of the rank that has fewest. `conditions` must agree between runs,
-    and `circumstances` is what a commit may change, `recorded` the groups of them that are known at all.
+    steady steps of the trace's main kind, of the rank that has fewest. `unusable` says why `integrity` is
+    that. `conditions` must agree between runs, and `circumstances` is what a commit may change, `recorded`
+    the groups of them that are known at all.
     """
 
     label: str
@@ -100,6 +103,7 @@ class Run:
     sites: tuple[RunSite, ...] = ()
     calibration: CalibrationStatus = "uncalibrated"
     integrity: Status = "ok"
+    unusable: str = ""
     conditions: dict[str, str] = field(default_factory=dict)
     circumstances: dict[str, str] = field(default_factory=dict)
     recorded: tuple[str, ...] = ()

@@ -29,12 +29,12 @@ class Request:
 
     @classmethod
     def of(cls, start_ns: int | None, chunks: Iterable[Sequence[int]]) -> Request:
-        """The request with its figures computed; TPOT = (latency - TTFT) / (tokens - 1)."""
+        """The request with its figures computed; TPOT = (latency - TTFT) / (tokens - 1), from 2 chunks on."""
         seen = tuple((at, tokens) for at, tokens in chunks)
         if not seen:
             return cls(None, None, None, (), start_ns)
         (first, before), (last, tokens) = seen[0], seen[-1]
-        tpot = (last - first) / (tokens - 1) / 1e6 if tokens > 1 else None
+        tpot = (last - first) / (tokens - 1) / 1e6 if len(seen) > 1 and tokens > 1 else None
         accept = (tokens - before) / (len(seen) - 1) if len(seen) > 1 else None
         return cls(first / 1e6, tpot, accept, seen, start_ns)
 

@@ -10,7 +10,7 @@ import pytest
 
 import synth
 from latencylab.analyzers import analyze
-from latencylab.analyzers.comparable import differences, mismatches, unknowns
+from latencylab.analyzers.comparable import differences, mismatches, name_mismatches, unknowns
 from latencylab.model.capture import Capture
 from latencylab.model.findings import Analysis, Tracing
 from latencylab.model.integrity import Integrity, Issue
@@ -154,3 +154,20 @@ def test_another_cuda_driver_is_refused() -> None:
     ]
     sides = [replace(analysed(), ranks=(replace(its, tracing=one),)) for one in versions]
     assert [one.field for one in mismatches(*sides)] == ["CUDA driver"]
+
+
+def test_another_gpu_in_the_manifest_is_refused_whatever_the_trace_says() -> None:
+    one, other = with_manifest(gpu="NVIDIA H200"), with_manifest(gpu="NVIDIA B200")
+    assert "NVIDIA B200" in name_mismatches(mismatches(one, other))
+    assert mismatches(one, one) == ()
+    assert mismatches(one, with_manifest()) == ()
+
+
+def test_names_of_a_process_and_folders_are_no_change() -> None:
+    def started(number: int, folder: str, tokenizer: str = "m") -> Analysis:
+        arguments = {"tp_size": 4, "served_model_name": folder, "tokenizer_path": f"{folder}/{tokenizer}"}
+        return with_manifest(server_args=arguments, env={"SGLANG_RUN_ID": f"run-{number}"})
+
+    assert differences(started(1, "/a"), started(2, "/b/c")) == ()
+    (one,) = differences(started(1, "/a"), started(1, "/a", "n"))
+    assert (one.field, one.base, one.head) == ("server argument tokenizer_path", "m", "n")

@@ -18,9 +18,9 @@ from latencylab.analyzers.analyze import Examined, analyze_examined
 from latencylab.analyzers.diff import compare
 from latencylab.analyzers.diff_calibration import compare_calibrations
 from latencylab.analyzers.diff_verdict import headline
+from latencylab.model.calibration import Calibration, Estimate, SiteCost
 from latencylab.model.capture import Capture
 from latencylab.model.comparison import Comparison, Delta, KindChange
-from latencylab.model.findings import Calibration, Estimate, SiteCost
 from latencylab.model.integrity import InputError
 from latencylab.model.unprofiled import Request, Unprofiled
 from latencylab.traces import open_capture, sample_path
@@ -389,16 +389,29 @@ def sample(name: str) -> Examined:
 def test_the_sample_with_a_stall_names_its_site() -> None:
     found = compare(sample("nextn"), sample("nextn-host-stall"))
     site = found.kinds[0].sites[0]
-    assert (site.how, site.base_verdict, site.head_verdict) == ("appeared", "", "pinning")
-    for part in ("cudaStreamSynchronize", "scheduler.run_batch", "16 B DtoH"):
-        assert part in site.site
+    assert (site.how, site.base_verdict, site.head_verdict) == ("appeared", "", "harmful")
+    assert site.site == (
+        "cudaStreamSynchronize in scheduler.run_batch > ll.resolve_seq_lens (aten::copy_),"
+        " 16 B DtoH Pinned, before draft"
+    )
     assert site.site in found.headline
     assert found.unprofiled is not None
     assert changes_of(found.unprofiled.step_ms) > 0.5
     assert f"{changes_of(found.unprofiled.step_ms):.2f} ms more" in found.headline
-    assert any("needs_cpu_seq_lens" in one.field for one in found.changes)
+    assert {one.field for one in found.changes} == {
+        "switch LATENCYLAB_FAULTS",
+        "ledger kda-no-host-lengths",
+        "fault kda-cpu-seq-lens.ranks",
+    }
 
 
 def test_the_other_kind_of_sample_is_refused() -> None:
     with pytest.raises(InputError, match=r"kind of step: .*legs: "):
         compare(sample("nextn"), sample("dspark"))
+
+
+def test_a_verdict_by_calibration_on_one_side_alone_is_no_change() -> None:
+    stall = sample("nextn-host-stall")
+    bare = replace(stall, capture=replace(stall.capture, unprofiled=None))
+    site = compare(bare, stall).kinds[0].sites[0]
+    assert (site.base_verdict, site.head_verdict, site.how) == ("pinning", "harmful", "same")

@@ -9,8 +9,8 @@ from latencylab.analyzers.diff import compare_unprofiled
 from latencylab.analyzers.diff_bootstrap import Resampled, block_length, draw_steps
 from latencylab.analyzers.diff_calibration import compare_calibrations, difference
 from latencylab.analyzers.diff_places import normal_name
-from latencylab.model.comparison import Delta
-from latencylab.model.findings import Calibration, Estimate, SiteCost
+from latencylab.model.calibration import Calibration, Estimate, SiteCost
+from latencylab.model.comparison import Delta, percents
 from latencylab.model.unprofiled import Request, Unprofiled
 
 # intervals
@@ -99,3 +99,19 @@ def test_builds_do_not_rename_kernels(one: str, other: str) -> None:
 )
 def test_sizes_do(one: str, other: str) -> None:
     assert normal_name(one) != normal_name(other)
+
+
+@pytest.mark.parametrize("factor", [0, -1])
+def test_requests_whose_clock_does_not_run_on_are_left_out(factor: int) -> None:
+    odd = Request.of(0, [(5, 1), (5 + factor * 6_000_000, 2)])
+    found = compare_unprofiled(requests(6.0, 6.0), Unprofiled((odd, *requests(7.0).requests)))
+    assert found is not None
+    assert (found.head_requests, found.step_ms.head) == (1, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [((-1.25, 4.0), "\N{MINUS SIGN}1.2 to +4.0 %"), ((0.0, 1e9), "0.0 % to × 10,000,001")],
+)
+def test_intervals_in_percent(interval: tuple[float, float], said: str) -> None:
+    assert percents(interval) == said

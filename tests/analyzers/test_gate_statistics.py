@@ -113,6 +113,13 @@ def test_three_percent_are_caught(runs: int, least: float) -> None:
     assert rate(runs, 0.01, 0.03) >= least
 
 
+def test_three_percent_are_caught_where_noise_within_runs_comes_on_top() -> None:
+    """Runs that spread by 1 % before what steps and modes add: 1.08 % in all."""
+    total = math.hypot(0.01, WITHIN)
+    assert rate(5, total, 0.03) >= 0.93
+    assert rate(5, total, 0.0) <= 0.01
+
+
 def test_a_known_spread_catches_more_and_errs_as_seldom() -> None:
     known = Policy(known_spread_pct=1.0)
     assert rate(5, 0.01, 0.03, known, gates=FEWER) >= 0.97

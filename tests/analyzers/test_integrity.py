@@ -125,3 +125,12 @@ def test_an_op_that_began_before_the_steps_keeps_its_time() -> None:
     assert covered.main.step_us.busy > rank.main.step_us.busy
     for table in (covered.main.kernels, covered.main.top_kernels):
         assert sum(row.us for row in table) == pytest.approx(covered.main.step_us.busy, abs=1e-6)
+
+
+def test_a_capture_marked_unusable_is() -> None:
+    trace = synth.to_trace(synth.decode_loop(["nextn"] * 4))
+    marked = Capture("marked", None, {"unusable": "rank 1 gave no kernels"}, (trace,))
+    integrity = analyze(marked).integrity
+    assert integrity.status == "unusable"
+    assert "rank 1 gave no kernels" in integrity.issues[-1].detail
+    assert analyze(Capture("plain", None, {}, (trace,))).integrity.status == "ok"

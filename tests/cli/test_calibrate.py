@@ -10,6 +10,31 @@ import pytest
 
 STALL = "sample:nextn-host-stall"
 SITE = "cudaStreamSynchronize"
+# The median step on the GPU that each sample's own clock measured without the profiler, µs.
+MEASURED = {"nextn": 5883, "nextn-host-stall": 6817, "dspark": 8966, "plain": 3245}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_each_sample_by_its_own_clock(latencylab: Any, name: str) -> None:
+    result = latencylab("calibrate", "--no-cache", f"sample:{name}", "--format", "json")
+    found = json.loads(result.out)["calibration"]
+    assert (result.code, found["status"]) == (0, "calibrated")
+    assert found["unprofiled_step_us"] == pytest.approx(MEASURED[name], abs=1)
+    assert found["predicted_step_us"] == pytest.approx(MEASURED[name], rel=0.05)
+    assert abs(found["error_pct"]) <= 5
+    # What the trace shows as idle is the profiler's, save with the stall.
+    assert (found["idle_host_us"] > 0.1 * MEASURED[name]) == (name == "nextn-host-stall")
+    assert found["profiled_step_us"] > 1.25 * MEASURED[name]
+
+
+def test_without_the_stall_the_step_is_that_of_the_sample_without_it(latencylab: Any) -> None:
+    result = latencylab("calibrate", "--no-cache", STALL, "--without", SITE, "--format", "json")
+    whole = json.loads(result.out)
+    assert whole["what_if"]["step_us"]["value"] == pytest.approx(MEASURED["nextn"], rel=0.07)
+    cost = MEASURED["nextn-host-stall"] - MEASURED["nextn"]
+    assert whole["what_if"]["gain_us"]["value"] == pytest.approx(cost, rel=0.2)
+    (fix,) = [fix for fix in whole["fixes"] if fix.get("site", "").startswith(SITE)]
+    assert fix["us_per_step"] == pytest.approx(cost, rel=0.2)
 
 
 def test_a_sample_as_json(latencylab: Any) -> None:
@@ -26,8 +51,9 @@ def test_a_sample_as_json(latencylab: Any) -> None:
     assert what_if["gain_us"]["low"] <= what_if["gain_us"]["value"] <= what_if["gain_us"]["high"]
     assert what_if["step_us"]["value"] < found["predicted_step_us"]
     assert what_if["notes"] == ["the wait alone is taken away: what the host does around it stays"]
+    assert [fix["site"].startswith(SITE) for fix in whole["fixes"] if fix.get("site")] == [True]
     assert whole["fixes"][0]["site"].startswith(SITE)
-    gains = [fix["us_per_step"] for fix in whole["fixes"]]
+    gains = [fix["us_per_step"] for fix in whole["fixes"][1:]]
     assert gains == sorted(gains, reverse=True)
 
 
@@ -55,10 +81,13 @@ def test_as_text(latencylab: Any, tmp_path: Path) -> None:
     assert latencylab("calibrate", "--no-cache", "sample:nextn", "-o", out).code == 4
 
 
-def test_the_map_of_another_capture(latencylab: Any) -> None:
-    result = latencylab("calibrate", "--no-cache", STALL, "--map-from", "sample:nextn", "--format", "json")
+@pytest.mark.parametrize("name", ["nextn-host-stall", "dspark", "plain"])
+def test_the_map_of_another_capture(latencylab: Any, name: str) -> None:
+    options = ("--map-from", "sample:nextn", "--format", "json")
+    result = latencylab("calibrate", "--no-cache", f"sample:{name}", *options)
     found = json.loads(result.out)["calibration"]
     assert found["map_from"] == "sample:nextn"
+    assert found["predicted_step_us"] == pytest.approx(MEASURED[name], rel=0.1)
     assert abs(found["error_pct"]) <= 10
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import subprocess
+import sys
 import tomllib
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -22,7 +23,7 @@ from latencylab.traces import open_capture, read_client, sample_path, write_clie
 from latencylab.traces.history import History, Record
 
 STALL, CLEAN = "sample:nextn-host-stall", "sample:nextn"
-SITE = "cudaStreamSynchronize in scheduler.run_batch"
+SITE = "cudaStreamSynchronize in scheduler.run_batch > ll.resolve_seq_lens"
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +50,13 @@ def test_the_stall_fails_and_the_first_line_names_it(latencylab: Any) -> None:
     assert (result.code, result.err) == (1, "")
     first = result.out.split("\n")[0]
     assert first.startswith(f"Regression: new blocking site: {SITE}")
-    assert ": pinning, costs" in first
+    assert ": harmful, costs" in first
     assert "µs a step" in first
-    assert "+18.1 %" in first
-    assert "fault KDAAttnBackend.needs_cpu_seq_lens" in result.out
+    assert "16 B DtoH Pinned" in first
+    assert "(calibrated)" in first
+    assert "+17.8 %" in first
+    assert "kda-cpu-seq-lens" in result.out
+    assert "ledger kda-no-host-lengths" in result.out
 
 
 def test_a_run_against_itself_passes(latencylab: Any) -> None:
@@ -80,7 +84,7 @@ def test_bare_traces_are_judged_by_counts_alone(latencylab: Any, tmp_path: Path)
     assert result.code == 1
     first = result.out.split("\n")[0]
     assert first.startswith(f"Regression: new blocking site: {SITE}")
-    assert "lower bound from the trace, not calibrated" in first
+    assert "its cost not calibrated" in first
     assert "no time is judged" in first
     same = latencylab("gate", paths["nextn"], "--baseline", paths["nextn"], "--no-cache")
     assert same.code == 0
@@ -232,8 +236,8 @@ def test_print_policy(latencylab: Any) -> None:
         ("[gate]\nalpha = 'low'", "gate.alpha"),
         ("[gate]\nalpha = 0.5", "gate.alpha must lie"),
         ("[gate]\nalpha = nan", "gate.alpha must lie"),
-        ("[gate]\nmin_effect_pct = -1", "gate.min_effect_pct must not"),
-        ("[gate]\nknown_spread_pct = inf", "gate.known_spread_pct must not"),
+        ("[gate]\nmin_effect_pct = -1", "gate.min_effect_pct must be a number"),
+        ("[gate]\nknown_spread_pct = inf", "gate.known_spread_pct must be a number"),
         ("[gate]\nmin_runs = 1", "gate.min_runs must be"),
         ("[gate]\nsite_share = 1", "gate.site_share must be"),
         ("[gate]\nsite_verdicts = ['bad']", "gate.site_verdicts"),
@@ -260,3 +264,20 @@ def test_a_wrong_policy_gives_one_line_and_code_3(latencylab: Any, tmp_path: Pat
 def test_a_policy_may_say_little() -> None:
     assert parse_policy("", "p") == Policy()
     assert parse_policy("[gate]\nmin_runs = 5\njudge = ['tpot']", "p") == Policy(min_runs=5, judge=("tpot",))
+
+
+def test_a_refusal_and_no_more_needs_no_calibration(latencylab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrated: list[str] = []
+    module = sys.modules[analyze.__module__]
+    real = module.calibrate
+
+    def calibrate(*arguments: Any) -> Any:
+        calibrated.append("one")
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "calibrate", calibrate)
+    assert latencylab("gate", "sample:dspark", CLEAN, "--baseline", CLEAN).code == 3
+    assert latencylab("diff", "sample:dspark", CLEAN).code == 3
+    assert calibrated == []
+    assert latencylab("diff", CLEAN, CLEAN).code == 0
+    assert len(calibrated) == 2

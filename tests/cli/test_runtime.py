@@ -43,8 +43,8 @@ def test_plugin_settings_are_passed(latencylab, tmp_path):
     assert ";item" in faults
 
 
-def test_switch(latencylab):
-    result = latencylab(*SHAPE, "--switch", "fused-kda-verify=off", "--dry-run")
+def test_an_optimisation_put_off(latencylab):
+    result = latencylab(*SHAPE, "--without", "fused-kda-verify", "--dry-run")
     assert "SGLANG_OPT_FUSED_KDA_VERIFY=0" in shlex.split(result.out)
 
 
@@ -68,7 +68,7 @@ def test_real_launch_without_sglang_is_refused_in_one_line(latencylab):
         ("--preset", "dspark", "--shape", "tp4-rank", "--draft-model", "d"),
         ("--preset", "nextn", "--model", "m", "--tp", "0"),
         ("--preset", "nextn", "--model", "m", "--port", "70000"),
-        ("--preset", "nextn", "--model", "m", "--switch", "bf16-router"),
+        ("--preset", "nextn", "--model", "m", "--with", "pdl", "--without", "pdl"),
         ("--preset", "nextn", "--model", "m", "--context-length", "4096"),
     ],
 )
@@ -85,7 +85,7 @@ def test_wrong_usage(latencylab, options):
         ("--tp", "3"),
         ("--fault", "no-such-fault"),
         ("--spans", "smoke"),
-        ("--switch", "turbo=on"),
+        ("--with", "turbo"),
         ("--", "--port", "5"),
     ],
 )
@@ -98,7 +98,7 @@ def test_what_does_not_fit(latencylab, options):
 
 
 def test_choices_are_those_of_the_runtime():
-    from latencylab.cli.runtime import PRESETS, SHAPES
+    from latencylab.cli._launch import PRESETS, SHAPES
     from latencylab.runtime import presets, shapes
 
     assert set(PRESETS) == set(presets.PRESETS)

@@ -196,3 +196,12 @@ def test_two_commands_at_once(bundled: Path, history: Path, tmp_path: Path) -> N
     assert len(runs(history)) == 2
     assert sum("added run" in line for line in said) == 2
     assert sum("already" in line for line in said) == 1
+
+
+def test_a_capture_that_is_unusable_is_not_added(latencylab: Any, bundled: Path, history: Path) -> None:
+    manifest = {**(bundle.read_manifest(bundled) or {}), "unusable": "rank 1 wrote no trace"}
+    bundle.write_manifest(bundled, manifest)
+    result = latencylab("site", "add", bundled, "--history", history)
+    assert result.code == 3
+    assert "unusable: rank 1 wrote no trace" in result.err
+    assert runs(history) == ()

@@ -14,6 +14,7 @@ import pytest
 
 import synth
 from latencylab.analyzers import analyze
+from latencylab.model.calibration import Fix
 from latencylab.model.capture import Capture
 from latencylab.model.findings import (
     Alignment,
@@ -23,7 +24,6 @@ from latencylab.model.findings import (
     CollectiveTotals,
     Difference,
     Doing,
-    Fix,
     GpuIdle,
     Kernel,
     KernelClass,

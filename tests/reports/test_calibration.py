@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from latencylab.model.findings import Analysis, Calibration, Estimate, SiteCost, SpanTime
+from latencylab.model.calibration import Calibration, Estimate, LegTime, SiteCost, SpanTime
+from latencylab.model.findings import Analysis
 from latencylab.reports import calibration
 from latencylab.reports.contract import schema, to_contract
 from latencylab.reports.html import render_html
@@ -51,6 +52,8 @@ def calibrated(status: str = "calibrated", name: str = "cudaStreamSynchronize in
         gpu_factor=None,
         requests=6,
         steps=934,
+        legs=(LegTime("draft", 1_010.0, 1_000.0), LegTime("verify", 4_569.9, 4_570.0)),
+        notes=("this rank is replayed alone",),
     )
 
 
@@ -126,8 +129,56 @@ def test_the_contract(with_calibration: With, status: str) -> None:
     assert its["predicted_step_us"] == 7_340.0
     assert its["interval_us"]["predicted_step"] == [7_075.0, 7_859.0]
     assert its["syncs"][0]["cost_us"] == 1_082.0
+    assert its["legs"][0] == {"leg": "draft", "predicted_us": 1_010.0, "measured_us": 1_000.0}
+    assert its["notes"] == ["this rank is replayed alone"]
     jsonschema.validate(to_contract(with_calibration(Calibration("uncalibrated", "why"))), schema())
     assert to_contract(with_calibration(None))["calibration"] is None
+
+
+def test_where_the_replay_was_checked_and_what_it_leaves_out(with_calibration: With) -> None:
+    analysis = with_calibration(calibrated())
+    page = " ".join(render_html(analysis, plotly="plotly.js").split())
+    for output in (text_of(analysis), page):
+        assert "from leg to leg the replay is off the clock by: draft +1.0 %, verify +0.0 %" in output
+        assert "this rank is replayed alone" in output
+        assert "draft 0.0 µs at the legs" in output
+    assert "Legs without the profiler" in page
+    console = Console(file=StringIO(), width=120)
+    with console.capture() as captured:
+        render_calibration("name", calibrated(), None, console)
+    assert "1,010.0   1,000.0  +1.0 %" in captured.get()
+
+
+def test_the_sites_of_a_calibrated_analysis_say_what_they_cost(with_calibration: With) -> None:
+    bare = with_calibration(calibrated())
+    rank = bare.ranks[bare.front]
+    first = replace(rank.main.syncs[0], verdict="harmful", unprofiled_blocked_us=1_620.0, cost_us=1_082.0)
+    syncs = (first, *rank.main.syncs[1:])
+    ranks = list(bare.ranks)
+    ranks[bare.front] = replace(rank, main=replace(rank.main, syncs=syncs))
+    analysis = replace(bare, ranks=tuple(ranks))
+    sentence = "without the profiler it blocks 1,620.0 µs a step, and steps are 1,082.0 µs shorter"
+    page = " ".join(render_html(analysis, plotly="plotly.js").split())
+    for output, plain in ((text_of(analysis), text_of(bare)), (page, render_html(bare, plotly="plotly.js"))):
+        assert sentence in output
+        assert "need and verdict as without the profiler" in output
+        assert sentence not in plain
+        assert "half of what the trace shows" in " ".join(plain.split())
+    contract = to_contract(analysis)
+    jsonschema.validate(contract, schema())
+    its = contract["ranks"][bare.front]["syncs"][0]
+    assert (its["cost_us"], its["unprofiled_blocked_us"], its["verdict"]) == (1_082.0, 1_620.0, "harmful")
+
+
+@pytest.mark.parametrize("status", ["calibrated", "untrusted"])
+def test_the_first_figures_of_the_page_say_what_is_the_profilers(with_calibration: With, status: str) -> None:
+    glance = render_html(with_calibration(calibrated(status)), plotly="plotly.js").partition(
+        'class="glance"'
+    )[2]
+    glance = glance.partition("</section>")[0]
+    assert ("7,340.0 µs without the profiler" in glance) == (status == "calibrated")
+    assert ("1,427.0 µs without the profiler" in glance) == (status == "calibrated")
+    assert "as in the trace" in glance
 
 
 def test_names_are_escaped(with_calibration: With) -> None:

@@ -37,6 +37,7 @@ def record(number: int, step_ms: float | None, commit: str | None = "", **change
         metrics=metrics | changes.pop("metrics", {}),
         conditions=changes.pop("conditions", {"GPU": "NVIDIA H200"}),
         circumstances=changes.pop("circumstances", {}),
+        recorded=changes.pop("recorded", ()),
         calibration=changes.pop("status", "uncalibrated"),
         sites=(RunSite("cudaFree", "pinning", "blocked", 1.0, 3.2),),
     )
@@ -397,3 +398,18 @@ def test_a_commit_has_a_short_name_and_a_day_in_utc() -> None:
     made: Commit = one([record(1, 6.0, "0123456789abcdef", date="2026-05-01T01:00:00+02:00")]).newest
     assert (made.name, made.day) == ("0123456789", "2026-04-30 23:00")
     assert one([record(1, 6.0, None)]).newest.name == "no commit"
+
+
+def test_counts_and_percentages_have_no_change_in_percent(analysis: Analysis) -> None:
+    before, after = (
+        record(n, 6.0, metrics={"pinning_sites": float(n), "tpot": 2.0 * n}, calibration={"error_pct": n})
+        for n in (1, 2)
+    )
+    shares = {row.figure.key: row.pct for row in compare(before, after, analysis, analysis).figures}
+    assert (shares["sites"], shares["error"], shares["tpot"]) == (None, None, 100)
+
+
+def test_what_only_one_of_two_runs_records_was_not_changed(analysis: Analysis) -> None:
+    before = record(1, 6.0, circumstances={"package torch": "2"}, recorded=("package",))
+    after = record(2, 6.0, circumstances={"fault x": "on"}, recorded=("fault",))
+    assert compare(before, after, analysis, analysis).moved == ()

@@ -32,10 +32,12 @@ class Behaviour:
     ranks: int = 1
     # The request (from 0, warm-up counted) that fails, how, and after how many chunks.
     fail_request: int = -1
-    fail_how: str = ""  # 500, stall, close, die, abort, error, short
+    fail_how: str = ""  # 500, html, stall, ping, endless, close, die, abort, error, short, over
     fail_after: int = 0
     info: dict[str, Any] = field(default_factory=lambda: {"skip_tokenizer_init": True})
     info_path: str = "/server_info"
+    page: str = ""  # in place of the information
+    text: str = ' {"completion_tokens": 9} "type":"abort" '  # what a model may say, and no client may heed
     unhealthy_s: float = 0.0
     dies_at_start: bool = False
     profile_fails: bool = False
@@ -48,6 +50,9 @@ class Behaviour:
     named_by_header: bool = True
     faults: dict[str, Any] = field(default_factory=dict)
     clock_deaf: bool = False
+    strangers: int = 0  # requests in the clock that nobody here sent
+    hooks: dict[str, str] = field(default_factory=lambda: {"Scheduler.run_batch": "took"})
+    stateless: bool = False  # as where the plugin does not run
     clock_ms: float = 0.0  # what the clock costs a step
     child: bool = False
     record: str | None = None  # every request made goes there, a line each
@@ -68,7 +73,7 @@ class Fake:
         self.asked: list[tuple[str, Any]] = []
         self.busy = threading.Lock()
         self.over = threading.Event()
-        if folder is not None:
+        if folder is not None and not behaviour.stateless:
             for rank in range(behaviour.ranks):
                 self._write_state(rank)
             threading.Thread(target=self._obey, daemon=True).start()
@@ -120,7 +125,7 @@ class Fake:
             "rank": rank,
             "world_size": self.behaviour.ranks,
             "pid": os.getpid(),
-            "hooks": {"Scheduler.run_batch": "took"},
+            "hooks": self.behaviour.hooks if rank else {"Scheduler.run_batch": "took"},
             "faults": self.behaviour.faults,
             "packages": {"sglang": "0.5.23", "torch": "2.14.1"},
             "server_args": {
@@ -149,7 +154,11 @@ class Fake:
             self.clock_on = control["clock"] and not self.was_profiled
             for rank in range(self.behaviour.ranks):
                 if control["write"]:
-                    write_clock(self.folder, rank, clock_of([] if self.was_profiled else self.steps))
+                    write_clock(
+                        self.folder,
+                        rank,
+                        clock_of([] if self.was_profiled else self.steps, self.behaviour.strangers),
+                    )
                 answer = {"sequence": done, "rows": len(self.steps), "overwritten": 0}
                 answer |= {"clock": self.clock_on, "own_us_per_step": 12.5}
                 answer |= {"stopped_by": "a profiler" if self.was_profiled else None}
@@ -162,7 +171,7 @@ class Fake:
         partial.replace(self.folder / name)
 
 
-def clock_of(steps: list[tuple[int, int]]) -> Any:
+def clock_of(steps: list[tuple[int, int]], strangers: int = 0) -> Any:
     from latencylab.model.unprofiled import StepClock
 
     count = len(steps)
@@ -170,8 +179,9 @@ def clock_of(steps: list[tuple[int, int]]) -> Any:
     ends = np.array([end for _, end in steps], np.int64)
     none = np.full(count, -1, np.int64)
     number = np.arange(count, dtype=np.int64)
+    request = number % strangers if strangers else none
     return StepClock(
-        number, ("ll.step",) * count, starts, ends, none, ends - starts, starts, ("decode",) * count, none
+        number, ("ll.step",) * count, starts, ends, none, ends - starts, starts, ("decode",) * count, request
     )
 
 
@@ -234,7 +244,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200 if ready else 503, b"")
         elif self.path == b.info_path:
             info = {"version": "0.5.23", "tp_size": b.ranks, "model_path": "/models/tiny", **b.info}
-            self.answer(200, json.dumps(info).encode())
+            self.answer(200, (b.page or json.dumps(info)).encode())
         else:
             self.answer(404, b"Not Found")
 
@@ -265,8 +275,9 @@ class Handler(BaseHTTPRequestHandler):
         b = self.fake.behaviour
         number, self.fake.served = self.fake.served, self.fake.served + 1
         fails = number == b.fail_request
-        if fails and b.fail_how == "500":
-            self.answer(500, b"Internal Server Error")
+        if fails and b.fail_how in ("500", "html"):
+            status, said = (500, b"Internal Server Error") if b.fail_how == "500" else (200, b"<html>Hi\n")
+            self.answer(status, said)
             return
         wanted = body["max_tokens"] if openai else body["sampling_params"]["max_new_tokens"]
         self.send_response(200)
@@ -289,7 +300,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_chunk(b"")
 
     def chunk(self, tokens: int, steps: int, wanted: int, *, openai: bool) -> dict[str, Any]:
-        text = ' {"completion_tokens": 9} "type":"abort" '  # what a model may say, and no client may heed
+        text = self.fake.behaviour.text
         if openai:
             usage = {"prompt_tokens": 8, "completion_tokens": tokens, "total_tokens": 8 + tokens}
             return {"id": "x", "choices": [{"index": 0, "text": text}], "usage": usage}
@@ -303,6 +314,15 @@ class Handler(BaseHTTPRequestHandler):
         """True where the request is over by that."""
         if how == "stall":
             self.fake.over.wait(60)
+        elif how == "ping":
+            while not self.close_connection and not self.fake.over.wait(0.05):
+                self.send_chunk(b": ping\n\n")
+        elif how == "endless":
+            while not self.close_connection:
+                self.send_chunk(b"x" * 65536)
+        elif how == "over":
+            self.event({"meta_info": {"completion_tokens": 10**30}})
+            self.send_chunk(b"data: [DONE]\n\n")
         elif how == "die":
             os._exit(9)
         elif how == "abort":

@@ -120,6 +120,15 @@ def test_table_and_json(capsys, tmp_path):
     assert "hidden" not in out.read_text()
 
 
+def test_workloads_of_other_prompts_say_so():
+    described = [
+        Workload(**given).described()["prompts"]
+        for given in ({}, {"token_ids": (5, 9)}, {"texts": ("a", "b")}, {"texts": ("a", "c")})
+    ]
+    assert len(set(described)) == 4
+    assert described[0] == "random token ids"  # as captures say that were taken before
+
+
 @pytest.mark.parametrize("how", ["500", "stall", "close"])
 def test_a_failure_ends_it_with_what_was_measured(capsys, how):
     with serving(fail_request=3, fail_how=how, fail_after=1) as fake:
@@ -158,7 +167,7 @@ def test_text_for_a_server_without_tokenizer(capsys, tmp_path):
         ["--preset", "nextn"],
         ["--preset", "nextn", "--shape", "tp4-rank", "--server-dir", "x"],
         ["--url", "x", "--shape", "tp4-rank"],
-        ["--url", "x", "--switch", "numa-bind=on"],
+        ["--url", "x", "--with", "numa-bind"],
         ["--url", "x", "--", "--enable-x"],
         ["--url", "x", "--token-ids", "9:9"],
         ["--url", "x", "--output-tokens", "1"],
@@ -198,6 +207,7 @@ def test_a_launched_server(launched, tmp_path):
     assert result["env"]["SGLANG_SIMULATE_UNIFORM_EXPERTS"] == "1"
     assert result["ledger"]["metadata-graph"] is True
     assert "port" not in result["server_args"]
+    assert result["api"] == "native"
     paths = [json.loads(line)[0] for line in record.read_text().splitlines()]
     assert paths[0] == "started"
     assert paths.index("/health") < paths.index("/server_info") < paths.index("/generate")
@@ -284,3 +294,9 @@ def test_a_clock_that_does_not_obey(tmp_path):
         done = _cost(fake.url, tmp_path)
         assert done.returncode == 3
         assert "no server with the plugin" in done.stderr
+
+
+def test_no_time_per_token_from_a_single_chunk():
+    """All tokens at once took no time apart from the first, which is no speed."""
+    request = Request.of(0, [(5_000_000, 8)])
+    assert (request.ttft_ms, request.tpot_ms, request.step_ms, request.accept_length) == (5, None, None, None)

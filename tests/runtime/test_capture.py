@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -22,7 +23,13 @@ from latencylab.runtime import trace_files
 from latencylab.runtime.bench import Workload
 from latencylab.runtime.capture import Plan, check_capture, record
 from latencylab.runtime.client import EngineTarget, HttpTarget
-from latencylab.runtime.provenance import code_commit, merged_faults, without_secrets, world_size
+from latencylab.runtime.provenance import (
+    code_commit,
+    merged_faults,
+    read_states,
+    without_secrets,
+    world_size,
+)
 from latencylab.runtime.trace_files import is_whole, rank_of, wait_for_traces
 from latencylab.traces import open_capture
 
@@ -150,6 +157,102 @@ def test_a_second_capture_has_no_clock(capsys, tmp_path, out):
     assert "unprofiled/clock-rank0.parquet" not in _names(out)
 
 
+def test_another_client_of_the_server(capsys, tmp_path, out):
+    home = tmp_path / "ll"
+    with serving(folder=home, strangers=5) as fake:
+        assert run(["capture", "--url", fake.url, "--server-dir", str(home), "-o", str(out), *OPTIONS]) == 0
+    assert "rank 0 ran 5 requests while 3 were measured" in capsys.readouterr().err
+
+
+def test_two_captures_at_once(capsys, tmp_path, out):
+    home = tmp_path / "ll"
+    with serving(folder=home, chunk_ms=3) as fake:
+        options = ["capture", "--url", fake.url, "--server-dir", str(home), *OPTIONS]
+        command = [sys.executable, "-m", "latencylab", *options, "-o", str(out)]
+        first = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
+        while "/generate" not in [path for path, _ in fake.asked]:
+            time.sleep(0.02)
+        assert run([*options, "-o", str(tmp_path / "second")]) == 3
+        assert first.wait(30) == 0
+    assert "another capture of this server is under way" in capsys.readouterr().err
+    assert not (tmp_path / "second").exists()
+    assert len(open_capture(out, cache=False).unprofiled.requests) == 3
+
+
+def test_a_folder_of_another_server(capsys, tmp_path, out):
+    home = tmp_path / "ll"
+    with serving(folder=home), serving(info={"model_path": "/models/other"}) as other:
+        assert run(["capture", "--url", other.url, "--server-dir", str(home), "-o", str(out), *OPTIONS]) == 3
+    assert "its model_path is /models/tiny, and this one's /models/other" in capsys.readouterr().err
+
+
+def test_a_folder_whose_server_is_gone(capsys, monkeypatch, tmp_path, out):
+    """A server without the plugin runs in its place."""
+    monkeypatch.setattr("latencylab.runtime.clock_files.OBEY_S", 0.3)
+    home = tmp_path / "ll"
+    with serving(folder=home, clock_deaf=True):
+        pass
+    with serving() as fake:
+        assert run(["capture", "--url", fake.url, "--server-dir", str(home), "-o", str(out), *OPTIONS]) == 3
+    assert "no rank obeyed within 0.3 s" in capsys.readouterr().err
+
+
+def test_states_of_an_earlier_server_with_more_ranks(tmp_path):
+    with serving(folder=tmp_path, ranks=4):
+        pass
+    with serving(folder=tmp_path, ranks=2):
+        pass
+    assert sorted(read_states(tmp_path)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "Expecting"),
+        ("[]", "no JSON object"),
+        ('{"hooks": "no"}', "hooks is no"),
+        ('{"env": 7}', "env is no"),
+        ('{"faults": {"gc": 1}}', "faults is no"),
+    ],
+)
+def test_a_state_that_is_none(tmp_path, text, said):
+    (tmp_path / "plugin-rank0.json").write_text(text)
+    with pytest.raises(InputError, match=f"plugin-rank0.json: {said}"):
+        read_states(tmp_path)
+
+
+def test_a_server_that_says_it_has_a_million_ranks(capsys, out):
+    with serving(info={"tp_size": 1_000_000}) as fake:
+        code = run(["capture", "--url", fake.url, "-o", str(out), "--trace-timeout", "1", *OPTIONS])
+    assert code == 0
+    err = capsys.readouterr().err
+    assert err.count("\n") < 20
+    assert "999983 more ranks wrote no trace" in err
+
+
+def test_a_hook_that_is_missing_on_another_rank(capsys, tmp_path, out):
+    home = tmp_path / "ll"
+    with serving(folder=home, ranks=2, hooks={"Scheduler.run_batch": "missing: gone"}) as fake:
+        assert run(["capture", "--url", fake.url, "--server-dir", str(home), "-o", str(out), *OPTIONS]) == 0
+    said = "the plugin's hook on Scheduler.run_batch is missing: gone (rank 1)"
+    assert capsys.readouterr().err == f"latencylab: warning: {said}\n"
+    assert _manifest(out)["hooks"] == {"Scheduler.run_batch": "missing: gone (rank 1)"}
+
+
+def test_the_folder_of_a_server_is_nothing_that_captures_differ_in(tmp_path, out):
+    home = tmp_path / "ll"
+    with serving(folder=home) as fake:
+        state = json.loads((home / "plugin-rank0.json").read_text())
+        state["server_args"] |= {"tokenizer_path": f"{home}/tp4-rank-x1", "port": 7}
+        state["env"] |= {"LATENCYLAB_DIR": str(home)}
+        (home / "plugin-rank0.json").write_text(json.dumps(state))
+        assert run(["capture", "--url", fake.url, "--server-dir", str(home), "-o", str(out), *OPTIONS]) == 0
+    manifest = _manifest(out)
+    assert manifest["server_args"]["tokenizer_path"] == "tp4-rank-x1"
+    assert "port" not in manifest["server_args"]
+    assert manifest["env"] == {"SGLANG_TEST": "1"}
+
+
 @pytest.mark.parametrize(
     ("behaviour", "said", "files"),
     [
@@ -244,6 +347,11 @@ def test_an_existing_capture_is_kept(capsys, out):
         ["--url", "x", "--", "python", "x.py"],
         ["--url", "x", "--capture-range"],
         ["--fault", "item", "--", "python", "x.py"],
+        ["--steps", "5", "--", "python", "x.py"],
+        ["--input-tokens", "8192", "--", "python", "x.py"],
+        ["--url", "x", "--no-plugin"],
+        ["--url", "x", "--with", "pdl"],
+        ["--url", "x", "--artefacts", "y"],
         ["--preset", "nextn"],
     ],
 )
@@ -355,7 +463,36 @@ def test_a_launched_capture(launched, out):
     assert manifest["ledger"]["metadata-graph"] is True
     assert manifest["env"]["LATENCYLAB_FAULTS"].startswith("sleep:us=100")
     assert "LATENCYLAB_DIR" not in manifest["env"]
+    assert manifest["packages"]["python"] == platform.python_version()
+    assert "cores" in manifest["cpu"]
     launched.assert_gone()
+
+
+def test_variables_that_nobody_asked_for_are_not_passed_on(launched, out):
+    launched.env |= {"LATENCYLAB_FAULTS": "item", "LATENCYLAB_DIR": "/nowhere", "SGLANG_MINE": "1"}
+    process = launched.start("--no-plugin")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    manifest = _manifest(out)
+    assert not [name for name in manifest["env"] if name.startswith("LATENCYLAB_")]
+    assert manifest["env"]["SGLANG_MINE"] == "1"
+    assert "hooks" not in manifest
+
+
+def test_a_launched_server_without_the_plugin(launched, out):
+    process = launched.start(stateless=True)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert err.splitlines()[-1].startswith("latencylab: error: the server does not run our plugin")
+    assert not out.exists()
+    launched.assert_gone()
+
+
+def test_a_log_that_cannot_be_written(launched, out):
+    process = launched.start("--server-log", "/no/such/log")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert err.splitlines()[-1] == "latencylab: error: cannot write /no/such/log: No such file or directory"
 
 
 def test_a_launched_server_that_dies_in_the_profile(launched, out):
@@ -533,6 +670,8 @@ def test_commit_of_a_checkout(tmp_path):
 def test_secrets_stay_out():
     given = {"api_key": 1, "admin_api_key": 1, "HF_TOKEN": 1, "ssl_keyfile_password": 1, "tokenizer_path": 2}
     assert without_secrets(given) == {"tokenizer_path": 2}
+    given = {"watermark_key": 1, "watermark_key_b": 1, "SGLANG_X_TOKEN": 1, "speculative_token_map": 2}
+    assert without_secrets(given) == {"speculative_token_map": 2}
 
 
 def test_world_size():

@@ -10,7 +10,7 @@ import pytest
 
 from fake_server import serving
 from latencylab.model.integrity import InputError
-from latencylab.runtime.client import EngineTarget, HttpTarget, Prompt, TargetError
+from latencylab.runtime.client import EngineTarget, HttpTarget, Prompt, TargetError, _accept_length
 
 IDS = Prompt(ids=(5, 6, 7))
 
@@ -73,6 +73,10 @@ def test_on_chunk_counts_from_one():
         ("abort", 2, "out of memory"),
         ("error", 0, "input too long"),
         ("short", 3, "ended after 5 of 40 tokens"),
+        ("over", 0, "was to end after 40 tokens, and has 10000000"),
+        ("html", 0, "no stream of events: <html>Hi"),
+        ("ping", 3, "nothing came for 0.3 s: the server stalls"),
+        ("endless", 2, "an event without end"),
     ],
 )
 @pytest.mark.parametrize("api", ["native", "openai"])
@@ -98,7 +102,7 @@ def test_nobody_listens():
             call()
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:port", "http://h:99999"])
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:port", "http://[::1", "http://h:99999"])
 def test_no_url(url):
     with pytest.raises(InputError, match="not a URL"):
         HttpTarget(url)
@@ -174,3 +178,24 @@ def test_an_engine_in_this_process():
         EngineTarget(engine).stop_profile()
     with pytest.raises(TargetError, match="after 9 of 10 tokens"):
         EngineTarget(engine).generate(IDS, 10)
+
+
+def test_a_chunk_of_many_pieces_is_read_in_time_that_grows_with_its_length():
+    """Reading it must not look at its beginning again for every piece that comes."""
+    text = "x" * 20_000_000
+    with serving(text=text, tokens_per_chunk=9) as fake:
+        start = time.monotonic()
+        assert HttpTarget(fake.url).generate(IDS, 10).tokens == 10
+    assert time.monotonic() - start < 3
+
+
+def test_no_information_but_a_page():
+    with serving(info_path="/server_info", page="<html>\n<body>Welcome") as fake:
+        with pytest.raises(TargetError, match="server_info: no JSON object: <html>"):
+            HttpTarget(fake.url).info()
+        assert HttpTarget(fake.url).is_healthy()
+
+
+@pytest.mark.parametrize(("given", "found"), [(b"2.5", 2.5), (b"1e999", None), (b"-", None), (b"nan", None)])
+def test_an_accept_length_is_a_number_or_none(given, found):
+    assert _accept_length(b'{"text":"\\"spec_accept_length\\": 9","spec_accept_length": %b}' % given) == found

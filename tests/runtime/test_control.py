@@ -71,3 +71,10 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):
         control.write_control(tmp_path / "file", clock=True, write=True)
+
+
+def test_an_answer_that_is_left_from_before_is_none_to_a_new_command(tmp_path: Path) -> None:
+    control.write_json(control.obeyed_path(tmp_path, 0), {"sequence": 29})
+    sequence = control.write_control(tmp_path, clock=True, write=False)
+    assert sequence == 30
+    assert control.wait_obeyed(tmp_path, sequence, [0], 0) == [0]

@@ -305,11 +305,26 @@ def test_empty_root(programs, tmp_path):
 # The command
 
 
-def test_command_without_a_gpu(programs, capsys):
+def test_command_without_a_gpu(programs, capsys, monkeypatch):
     from latencylab.cli import run
 
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert run(["doctor"]) == 0
     assert "nvidia-smi is not on PATH" in capsys.readouterr().out
+
+
+def test_command_keeps_to_the_width_that_is_asked_for(programs, capsys, monkeypatch):
+    from latencylab.cli import run
+
+    monkeypatch.setenv("COLUMNS", "70")
+    assert run(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines) <= 70
+    # The words of the second column, which takes several lines here.
+    first = next(number for number, line in enumerate(lines) if line.split()[:1] == ["GPU"])
+    words = " ".join(" ".join(lines[first : first + 4]).split())
+    for word in ("nvidia-smi", "PATH", "missing"):
+        assert word in words
 
 
 def test_command_as_json(nvidia_smi, capsys):

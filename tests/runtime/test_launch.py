@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,22 @@ def test_unknown_argument_is_refused(installed):
         _build(extra=["--context-len", "4096"], find=lambda: installed)
 
 
+def test_an_argument_that_another_version_lacks_names_the_version(installed):
+    other = replace(installed, version="0.4.9", flags={"--model-path": installed.flags["--model-path"]})
+    with pytest.raises(InputError, match=f"it is 0.4.9; presets are made for {SUPPORTED_SGLANG}"):
+        _build(find=lambda: other)
+
+
+@pytest.mark.parametrize("source", [b"class (\n", b"\xff\xfe"])
+def test_sources_that_cannot_be_read(tmp_path, monkeypatch, source):
+    (tmp_path / "sglang" / "srt").mkdir(parents=True)
+    (tmp_path / "sglang" / "__init__.py").touch()
+    (tmp_path / "sglang" / "srt" / "server_args.py").write_bytes(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InputError, match="not the sources of SGLang"):
+        find_sglang()
+
+
 def test_other_version_is_told(installed):
     other = Installed(installed.folder, "0.6.0", installed.flags)
     (line,) = _build(find=lambda: other).warnings({})
@@ -293,6 +310,14 @@ def test_environment_that_is_replaced_is_told():
     assert launch.environment(base)["SGLANG_OPT_FUSED_KDA_VERIFY"] == "1"
     assert launch.environment(base)["HOME"] == "/root"
     assert launch.warnings(base)[1:] == ("SGLANG_OPT_FUSED_KDA_VERIFY=0 of the environment is replaced by 1",)
+
+
+@pytest.mark.parametrize(("allowed", "told"), [("other", True), ("other,latencylab", False), ("", False)])
+def test_a_plugin_that_is_kept_out_is_told(tmp_path, allowed, told):
+    launch = _build(settings=Settings(folder=tmp_path, strict=True))
+    warnings = launch.warnings({"SGLANG_PLUGINS": allowed})
+    assert any("keeps our plugin out" in line for line in warnings) == told
+    assert not any("keeps" in line for line in _build().warnings({"SGLANG_PLUGINS": "other"}))
 
 
 def test_shown_line_means_the_same_to_a_shell():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from latencylab.cli import run
 from latencylab.model.integrity import InputError
 from latencylab.runtime import script
 from latencylab.runtime.program import bootstrapped
@@ -168,6 +169,19 @@ def test_a_program_without_a_trace(program, text, options, said):
     assert code == 3
     assert said in error
     assert not program.out.exists()
+
+
+def test_a_program_that_is_killed(program):
+    code, _, error = program.run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert code == 3
+    assert "the program ended with signal 9 and left no trace" in error
+
+
+def test_a_program_that_is_not_there(capsys, tmp_path):
+    command = [sys.executable, str(tmp_path / "no.py")]
+    assert run(["capture", "-o", str(tmp_path / "c"), "--", *command]) == 3
+    assert capsys.readouterr().err == f"latencylab: error: {tmp_path / 'no.py'}: no such program\n"
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_python_without_torch(program):

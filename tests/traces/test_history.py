@@ -172,7 +172,8 @@ def test_a_few_repeats_that_agree_do_not_tell_the_spread() -> None:
     twins = [6.0, 6.0, *([6.0, 6.12] * 10)]
     apart = [str(i) for i in range(20)]
     found = spread_pct(series(list(twins), ["a", "a", *apart]))
-    assert found is not None and found > 0.8  # that of the neighbours, not that of the two
+    assert found is not None
+    assert found > 0.8  # that of the neighbours, not that of the two
     assert spread_pct(series([6.0] * 8, ["a"] * 8)) is None
     assert spread_pct(series([6.0] * 9, ["a"] * 9)) == 0.0
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from latencylab.model.trace import KERNEL, MEMCPY, MEMSET
+from latencylab.traces import decode
 from latencylab.traces.digits import ABSENT, LIMIT, OK, QUOTED, UNREADABLE, parse_us
 from latencylab.traces.kineto import read_kineto
 
@@ -287,3 +288,11 @@ def test_reading_leaves_the_file_alone(kineto: Kineto) -> None:
     before = path.read_bytes()
     assert read_kineto(path)[0].path == str(path)
     assert path.read_bytes() == before
+
+
+def test_a_wait_on_no_stream_is_no_damage(kineto: Kineto) -> None:
+    """Kineto writes stream -1 there; taken for damage, it would send half of a trace the slow way."""
+    sync = kineto.kernel("Event Sync", 4_909_914_216_450.75, 2.5, 91, stream=-1) | {"tid": 7}
+    text = json.dumps([sync])[1:-1].encode()
+    assert decode._decode_slice(text) is not None
+    assert decode._decode_slice(text.replace(b'"stream": -1', b'"stream": -1, "stream": 7')) is None
