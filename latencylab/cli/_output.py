@@ -8,15 +8,29 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
 from latencylab.model.integrity import OutputError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 STDOUT = Path("-")
 
+WIDTH = 120  # of text that goes to no terminal
+
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=STDOUT,
+    metavar="FILE",
+    help="Write here instead of stdout.",
+)
 force_option = click.option("--force", is_flag=True, help="Replace files that exist.")
 
 
@@ -31,6 +45,26 @@ def print_text(text: str, encoding: str | None = None) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.write(text.encode(encoding or sys.stdout.encoding, "backslashreplace"))
         sys.stdout.flush()
+
+
+def print_or_write(text: str, output: Path, *, force: bool, encoding: str | None = None) -> None:
+    """Put a text where the command line wants it: on stdout, or in the file `output`. Raises OutputError."""
+    if output == STDOUT:
+        print_text(text, encoding)
+    else:
+        write_file(output, text, force=force)
+
+
+def console_text(render: Callable[[Console], object], *, for_stdout: bool, width: int = WIDTH) -> str:
+    """What `render` prints: coloured and as wide as the terminal where it goes to one, else plain."""
+    from rich.console import Console
+
+    stream = sys.stdout if for_stdout and sys.stdout is not None else StringIO()
+    fixed = None if stream.isatty() or os.environ.get("COLUMNS", "0") != "0" else width
+    console = Console(file=stream, width=fixed)
+    with console.capture() as captured:
+        render(console)
+    return captured.get()
 
 
 def check_file(path: Path, *, force: bool) -> None:

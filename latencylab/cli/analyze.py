@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,16 +14,14 @@ from latencylab.cli._output import (
     STDOUT,
     check_file,
     check_folder,
+    console_text,
     force_option,
-    print_text,
-    write_file,
+    print_or_write,
     write_folder,
 )
 
 if TYPE_CHECKING:
     from latencylab.model.findings import Analysis
-
-WIDTH = 120
 
 
 @click.command("analyze")
@@ -67,21 +62,11 @@ def command(source: Source, selection: Selection, form: str, output: Path, force
         text, encoding = render_json(analysis) + "\n", "utf-8"
     else:
         text, encoding = _as_text(analysis, for_stdout=output == STDOUT), None
-    if output == STDOUT:
-        print_text(text, encoding)
-    else:
-        write_file(output, text, force=force)
+    print_or_write(text, output, force=force, encoding=encoding)
 
 
 def _as_text(analysis: Analysis, *, for_stdout: bool) -> str:
     """The text report: coloured and as wide as the terminal where it goes to one, else plain."""
-    from rich.console import Console
-
     from latencylab.reports.text import render_text
 
-    stream = sys.stdout if for_stdout and sys.stdout is not None else StringIO()
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "0") != "0" else WIDTH
-    console = Console(file=stream, width=width)
-    with console.capture() as captured:
-        render_text(analysis, console)
-    return captured.get()
+    return console_text(partial(render_text, analysis), for_stdout=for_stdout)

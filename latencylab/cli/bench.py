@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +12,20 @@ import click
 
 from latencylab.cli._exit import debug_option
 from latencylab.cli._input import show_progress
-from latencylab.cli._output import STDOUT, check_file, force_option, print_text, write_file
+from latencylab.cli._output import (
+    STDOUT,
+    check_file,
+    console_text,
+    force_option,
+    output_option,
+    print_or_write,
+)
 from latencylab.cli._server import Server, describe, takes_server
 from latencylab.model.integrity import InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from latencylab.runtime.bench import Measured, Workload
 
 WIDTH = 100
@@ -36,14 +42,7 @@ _SHOWN = {
 @click.command("bench")
 @takes_server
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=STDOUT,
-    metavar="FILE",
-    help="Write here instead of stdout.",
-)
+@output_option
 @force_option
 @click.argument("extra", metavar="[-- ARGUMENTS OF SGLANG]", nargs=-1, type=click.UNPROCESSED)
 @debug_option
@@ -69,10 +68,7 @@ def command(server: Server, workload: Workload, form: str, output: Path, force: 
         text, encoding = json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8"
     else:
         text, encoding = _as_text(result, for_stdout=output == STDOUT), None
-    if output == STDOUT:
-        print_text(text, encoding)
-    else:
-        write_file(output, text, force=force)
+    print_or_write(text, output, force=force, encoding=encoding)
     if measured.stopped is not None:
         raise InputError(
             f"{measured.stopped}; {len(measured.answers)} of {workload.requests} requests were measured"
@@ -93,12 +89,8 @@ def _measure(server: Server, workload: Workload) -> tuple[Measured, dict[str, An
 
 def _as_text(result: Mapping[str, Any], *, for_stdout: bool) -> str:
     """A table of the requests and one line of medians; coloured where it goes to a terminal."""
-    from rich.console import Console
     from rich.table import Table
 
-    stream = sys.stdout if for_stdout and sys.stdout is not None else StringIO()
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "0") != "0" else WIDTH
-    console = Console(file=stream, width=width)
     table = Table(title="one request in flight", title_justify="left", box=None, pad_edge=False)
     table.add_column("request")
     for title, _ in _SHOWN.values():
@@ -122,13 +114,15 @@ def _as_text(result: Mapping[str, Any], *, for_stdout: bool) -> str:
                 for metric, (_, digits) in _SHOWN.items()
             )
             table.add_row(name, *cells)
-    with console.capture() as captured:
+
+    def render(console: Console) -> None:
         console.print(table)
         if result["stopped"]:
             console.print(
                 "not complete: ", result["stopped"], markup=False, highlight=False, sep="", soft_wrap=True
             )
-    return captured.get()
+
+    return console_text(render, for_stdout=for_stdout, width=WIDTH)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
-from io import StringIO
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +12,20 @@ import click
 
 from latencylab.cli._exit import debug_option
 from latencylab.cli._input import Selection, Source, show_progress, takes_capture, takes_selection
-from latencylab.cli._output import STDOUT, check_file, force_option, print_text, write_file
+from latencylab.cli._output import (
+    STDOUT,
+    check_file,
+    console_text,
+    force_option,
+    output_option,
+    print_or_write,
+)
 
 if TYPE_CHECKING:
     from latencylab.analyzers.calibration import Calibrated
     from latencylab.analyzers.what_if import Change
     from latencylab.model.calibration import Calibration, Prediction
 
-WIDTH = 120
 Factors = tuple[tuple[str, float], ...]
 
 
@@ -72,14 +77,7 @@ def _factors(_context: click.Context, parameter: click.Parameter, values: tuple[
     "--map-from", metavar="CAPTURE", help="Take the host's map from this capture of the same software."
 )
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=STDOUT,
-    metavar="FILE",
-    help="Write here instead of stdout.",
-)
+@output_option
 @force_option
 @debug_option
 def command(
@@ -104,10 +102,7 @@ def command(
     change = _change(sites, scales, kernels, no_skew)
     prediction = calibrated.predict(change) if change else None
     text = _rendered(form, name, calibrated.found, prediction, for_stdout=output == STDOUT)
-    if output == STDOUT:
-        print_text(text, "utf-8" if form == "json" else None)
-    else:
-        write_file(output, text, force=force)
+    print_or_write(text, output, force=force, encoding="utf-8" if form == "json" else None)
 
 
 def _change(sites: tuple[str, ...], scales: Factors, kernels: Factors, no_skew: bool) -> Change:
@@ -163,13 +158,4 @@ def _rendered(
     if form == "json":
         return render_calibration_json(name, found, prediction) + "\n"
 
-    import os
-
-    from rich.console import Console
-
-    stream = sys.stdout if for_stdout and sys.stdout is not None else StringIO()
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "0") != "0" else WIDTH
-    console = Console(file=stream, width=width)
-    with console.capture() as captured:
-        render_calibration(name, found, prediction, console)
-    return captured.get()
+    return console_text(partial(render_calibration, name, found, prediction), for_stdout=for_stdout)

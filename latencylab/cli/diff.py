@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import replace
-from io import StringIO
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +11,11 @@ import click
 
 from latencylab.cli._exit import debug_option
 from latencylab.cli._input import Selection, Source, show_progress, takes_capture, takes_selection
-from latencylab.cli._output import STDOUT, check_file, print_text, write_file
+from latencylab.cli._output import STDOUT, check_file, console_text, output_option, print_or_write
 
 if TYPE_CHECKING:
     from latencylab.analyzers.analyze import Examined
     from latencylab.model.comparison import Comparison
-
-WIDTH = 120
 
 
 class _TwoCaptures(click.Command):
@@ -35,14 +31,7 @@ class _TwoCaptures(click.Command):
 @click.option(
     "--format", "form", type=click.Choice(["text", "json", "html"]), default="text", show_default=True
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=STDOUT,
-    metavar="FILE",
-    help="Write here instead of stdout.",
-)
+@output_option
 @click.option(
     "--force",
     is_flag=True,
@@ -79,10 +68,7 @@ def command(source: Source, selection: Selection, form: str, output: Path, force
             drawn=form == "html",
         )
     text, encoding = _render(comparison, form, for_stdout=output == STDOUT)
-    if output == STDOUT:
-        print_text(text, encoding)
-    else:
-        write_file(output, text, force=force)
+    print_or_write(text, output, force=force, encoding=encoding)
 
 
 def _examine(source: Source, selection: Selection) -> Examined:
@@ -101,13 +87,6 @@ def _render(comparison: Comparison, form: str, *, for_stdout: bool) -> tuple[str
         from latencylab.reports.diff_html import render_diff_html
 
         return render_diff_html(comparison), "utf-8"
-    from rich.console import Console
-
     from latencylab.reports.diff_text import render_diff_text
 
-    stream = sys.stdout if for_stdout and sys.stdout is not None else StringIO()
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "0") != "0" else WIDTH
-    console = Console(file=stream, width=width)
-    with console.capture() as captured:
-        render_diff_text(comparison, console)
-    return captured.get(), None
+    return console_text(partial(render_diff_text, comparison), for_stdout=for_stdout), None

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from latencylab.cli._exit import debug_option
-from latencylab.cli._output import STDOUT, check_file, force_option, print_text, write_file
+from latencylab.cli._output import (
+    STDOUT,
+    check_file,
+    console_text,
+    force_option,
+    output_option,
+    print_or_write,
+)
 
 if TYPE_CHECKING:
     from latencylab.runtime.doctor import Machine
 
 SCHEMA = "latencylab.doctor/1"
-WIDTH = 120
 STYLES = {"ok": "green", "warn": "yellow", "missing": "red"}
 
 
 @click.command("doctor")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=STDOUT,
-    metavar="FILE",
-    help="Write here instead of stdout.",
-)
+@output_option
 @force_option
 @debug_option
 def command(form: str, output: Path, force: bool) -> None:
@@ -43,10 +39,7 @@ def command(form: str, output: Path, force: bool) -> None:
 
     machine = examine_machine()
     text = _as_json(machine) if form == "json" else _as_table(machine, for_stdout=output == STDOUT)
-    if output == STDOUT:
-        print_text(text, "utf-8" if form == "json" else None)
-    else:
-        write_file(output, text, force=force)
+    print_or_write(text, output, force=force, encoding="utf-8" if form == "json" else None)
 
 
 def _as_json(machine: Machine) -> str:
@@ -60,7 +53,6 @@ def _as_json(machine: Machine) -> str:
 def _as_table(machine: Machine, *, for_stdout: bool) -> str:
     """The findings as a table: coloured and as wide as the terminal where it goes to one, else plain."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -72,9 +64,4 @@ def _as_table(machine: Machine, *, for_stdout: bool) -> str:
         table.add_row(
             escape(line.what), escape(line.value), f"[{style}]{line.status}[/{style}]", escape(line.advice)
         )
-    stream = sys.stdout if for_stdout and sys.stdout is not None else StringIO()
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "0") != "0" else WIDTH
-    console = Console(file=stream, width=width)
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get()
+    return console_text(lambda console: console.print(table), for_stdout=for_stdout)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from io import StringIO
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,15 @@ import click
 
 from latencylab.cli._exit import debug_option
 from latencylab.cli._input import Selection, Source, takes_capture, takes_selection
-from latencylab.cli._output import STDOUT, check_file, force_option, print_text, write_file
+from latencylab.cli._output import (
+    STDOUT,
+    check_file,
+    console_text,
+    force_option,
+    print_or_write,
+    print_text,
+    write_file,
+)
 from latencylab.cli._policy import documented_policy, read_policy
 from latencylab.cli._runs import read_runs, read_sides
 from latencylab.model.integrity import InputError, OutputError
@@ -178,10 +185,7 @@ def _show(result: GateResult, form: str, output: Path, *, force: bool) -> None:
         for warning in result.warnings:
             click.echo(f"latencylab: warning: {clean(warning)}", err=True)
     text, encoding = _render(result, form, for_stdout=output == STDOUT)
-    if output == STDOUT:
-        print_text(text, encoding)
-    else:
-        write_file(output, text, force=force)
+    print_or_write(text, output, force=force, encoding=encoding)
 
 
 def _render(result: GateResult, form: str, *, for_stdout: bool) -> tuple[str, str | None]:
@@ -194,16 +198,9 @@ def _render(result: GateResult, form: str, *, for_stdout: bool) -> tuple[str, st
         from latencylab.reports.junit import render_junit
 
         return render_junit(result), "utf-8"
-    from rich.console import Console
-
     from latencylab.reports.gate_text import render_gate_text
 
-    stream = sys.stdout if for_stdout and sys.stdout is not None else StringIO()
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "0") != "0" else WIDTH
-    console = Console(file=stream, width=width)
-    with console.capture() as captured:
-        render_gate_text(result, console)
-    return captured.get(), None
+    return console_text(partial(render_gate_text, result), for_stdout=for_stdout, width=WIDTH), None
 
 
 def _show_github(result: GateResult, output: Path, *, force: bool) -> None:

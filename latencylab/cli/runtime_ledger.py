@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from io import StringIO
 from typing import TYPE_CHECKING
 
 import click
 
 from latencylab.cli._exit import debug_option
 from latencylab.cli._launch import PRESETS, Optimisations, takes_optimisations
-from latencylab.cli._output import print_text
+from latencylab.cli._output import console_text, print_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from latencylab.runtime.ledger import Ledger, Row
 
 WIDTH = 140
@@ -127,13 +126,9 @@ def _details(ledger: Ledger, name: str, rows: dict[str, list[Row]], seen: dict[s
 
 
 def _table(rows: dict[str, list[Row]], seen: dict[str, str]) -> str:
-    from rich.console import Console
     from rich.table import Table
 
-    stream = sys.stdout if sys.stdout is not None else StringIO()
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "0") != "0" else WIDTH
-    console = Console(file=stream, width=width)
-    with console.capture() as captured:
+    def render(console: Console) -> None:
         for preset, shown in rows.items():
             table = Table(title=preset, title_justify="left", box=None, pad_edge=False)
             table.add_column("optimisation", no_wrap=True)
@@ -154,4 +149,5 @@ def _table(rows: dict[str, list[Row]], seen: dict[str, str]) -> str:
                 table.add_row(*cells, style=COLOURS[row.state])
             console.print(table)
             console.print()
-    return captured.get()
+
+    return console_text(render, for_stdout=True, width=WIDTH)
