@@ -55,7 +55,7 @@ def test_the_stall_fails_and_the_first_line_names_it(latencylab: Any) -> None:
     assert "16 B DtoH Pinned" in first
     assert "(calibrated)" in first
     assert "+17.8 %" in first
-    assert "kda-cpu-seq-lens" in result.out
+    assert "fault kda-cpu-seq-lens" in result.out
     assert "ledger kda-no-host-lengths" in result.out
 
 

@@ -10,8 +10,7 @@ import pytest
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
-def test_output_shown(latencylab, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
+def test_output_shown(latencylab):
     shown = re.search(r"analyze sample:nextn-host-stall` begins.*?```\n(.*?)```", README, re.DOTALL)
     assert shown is not None
     printed = [line.rstrip() for line in latencylab("analyze", "sample:nextn-host-stall").out.splitlines()]
