@@ -100,10 +100,10 @@ def calibrate_by_map(
 ) -> Calibrated:
     """Calibrate by the map of another capture, called `name`, and test it on the capture's own step clock
     where it has one. Raises InputError where nothing of the map fits."""
-    carried = carry(source, view, wait_by_op(view, joined))
+    model = carry(source, view, wait_by_op(view, joined))
     clock = unprofiled.clocks.get(view.rank.trace.rank) if unprofiled else None
-    test = None if clock is None else compare(carried.model, clock)
-    done = complete(carried.model, test, clock)
+    test = None if clock is None else compare(model, clock)
+    done = complete(model, test, clock)
     return Calibrated(done.model, replace(done.found, map_from=name))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,16 +38,6 @@ SAME_ARGS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """A model by another capture's map; `matched` names the spans whose times are absolute, and `ratio` is
-    how many times slower the matched host time is in this trace."""
-
-    model: Model
-    matched: tuple[str, ...]
-    ratio: float
-
-
 def refuse_other_software(source: Mapping[str, Any] | None, target: Mapping[str, Any] | None) -> None:
     """Raise InputError, naming the first difference, where two manifests are not of one software on one kind
     of machine. What only one of them says is no difference."""
@@ -60,7 +50,8 @@ def _compared(source: Mapping[str, Any], target: Mapping[str, Any]) -> list[tupl
     found = [(key, source.get(key), target.get(key)) for key in SAME]
     packages = [manifest.get("packages") or {} for manifest in (source, target)]
     found += [
-        (f"package {name}", packages[0].get(name), packages[1].get(name)) for name in sorted(packages[0])
+        (f"package {name}", packages[0].get(name), packages[1].get(name))
+        for name in sorted(packages[0].keys() - {"latencylab"})
     ]
     arguments = [manifest.get("server_args") or {} for manifest in (source, target)]
     found += [(f"server_args {name}", arguments[0].get(name), arguments[1].get(name)) for name in SAME_ARGS]
@@ -68,7 +59,7 @@ def _compared(source: Mapping[str, Any], target: Mapping[str, Any]) -> list[tupl
     return [*found, ("model", workloads[0].get("model"), workloads[1].get("model"))]
 
 
-def carry(source: Model, view: KindView, wait_ns: I64 | None) -> Carried:
+def carry(source: Model, view: KindView, wait_ns: I64 | None) -> Model:
     """The model of a trace by the map of another capture's. Raises InputError where nothing of it matches."""
     clocked = frozenset(sort.clocked for sort in source.program.sorts)
     program, steps = program_of(view, wait_ns, clocked)
@@ -93,7 +84,7 @@ def carry(source: Model, view: KindView, wait_ns: I64 | None) -> Carried:
     host_map = HostMap(relative, paces(program, steps), source.host_map.gpu, source.host_map.gpu_known)
     stretches = replace(source.stretches, length=np.zeros(len(source.stretches.speed)))
     shape = curves(program, [host_map], steps)[0]
-    return Carried(Model(view, program, host_map, shape, stretches, steps), matched, ratio)
+    return Model(view, program, host_map, shape, stretches, steps)
 
 
 def _factors(source: Model) -> dict[tuple[str, str], float]:

@@ -38,8 +38,8 @@ class Pairing:
     `row[i, r]` is the row of rank r's collective in its `RankCollectives`, or -1; `token[i]` a row of
     `tokens`; `blocking[i]` whether nobody can leave it before the last arrives. `unpaired[r]` counts rank
     r's collectives that no other rank has; `diverges[r]` is the row from which rank r is paired no more, or
-    -1. `rough[r]` is the first guess at the clock: (offset ns, drift, t0 ns), or None; `alike[r]` says that
-    its steps are too much alike to tell by how many whole steps its record is shifted.
+    -1. `alike[r]` says that rank r's steps are too much alike to tell by how many whole steps its record is
+    shifted.
     """
 
     row: I64
@@ -48,7 +48,6 @@ class Pairing:
     blocking: Bool
     unpaired: tuple[int, ...]
     diverges: tuple[int, ...]
-    rough: tuple[tuple[float, float, int] | None, ...]
     alike: tuple[bool, ...]
 
     def __len__(self) -> int:
@@ -102,7 +101,6 @@ def pair_collectives(ranks: tuple[RankCollectives, ...]) -> Pairing:
         blocking=is_blocking[instance_token] if names else np.zeros(0, bool),
         unpaired=tuple(int((~p).sum()) for p in paired),
         diverges=tuple(_diverges(p) for p in paired),
-        rough=tuple(rough),
         alike=tuple(alike),
     )
 

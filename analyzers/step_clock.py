@@ -45,9 +45,6 @@ class ClockSteps:
     def __len__(self) -> int:
         return len(self.length)
 
-    def of_requests(self, requests: I64) -> Bool:
-        return np.isin(self.request, requests)
-
 
 def clock_steps(clock: StepClock, view: KindView, clocked: frozenset[str]) -> ClockSteps:
     """The steps of a clock that are of this kind, without the first of each request and outliers.

@@ -234,7 +234,8 @@ def _confidence(rank: RankFindings, integrity: Integrity, calibration: Calibrati
     if main.steps.steady < FEW_STEPS or (slowed and host > SMALL * wall):
         return "low"
     if worst is not None:
-        return "high" if worst.shown == worst.calls and integrity.status == "ok" else "medium"
+        is_sure = worst.shown == worst.calls and integrity.status == "ok" and _holds(calibration)
+        return "high" if is_sure else "medium"
     upper_bound = host > SMALL * wall and not _holds(calibration)
     return "medium" if upper_bound or integrity.status != "ok" else "high"
 

@@ -149,6 +149,7 @@ def headline(found: Calibration) -> str:
     if not found.steps:
         return found.status
     rests = f"{fmt.count(found.requests, 'request')}, {fmt.count(found.steps, 'step')} without the profiler"
+    rests += "; intervals are of 95 %"
     carried = f"; map of {found.map_from}" if found.map_from else ""
     return f"{found.status} ({rests}{carried})"
 

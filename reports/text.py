@@ -163,7 +163,7 @@ def _blocking(kind: KindFindings, console: Console) -> None:
 def _fixes(analysis: Analysis, console: Console) -> None:
     if not analysis.fixes:
         return
-    heading("Fix first, µs/step", console)
+    heading("Fix first, µs/step each by itself", console)
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", no_wrap=True, width=4)
     grid.add_column(justify="right", no_wrap=True, width=11)

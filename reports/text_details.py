@@ -35,7 +35,7 @@ def _all_reasons(analysis: Analysis, console: Console) -> None:
         for reason in analysis.verdict.reasons:
             console.print(indented(reason, 2))
     if analysis.fixes:
-        heading("All fixes, µs/step", console)
+        heading("All fixes, µs/step each by itself", console)
         console.print(numbers(("µs/step", "what"), ((summary.gain(f), f.what) for f in analysis.fixes)))
         if bounds := summary.bounds(analysis.fixes):
             console.print(indented(bounds, 2, "dim"))

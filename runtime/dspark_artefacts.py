@@ -36,7 +36,6 @@ from latencylab.runtime.provenance import describe_machine, describe_server
 SCHEMA = "latencylab.artefact/1"
 CALIBRATION = "dspark-sts.json"
 COSTS = "dspark-sps.json"
-MODES = ("static", "cap-accept", "compact")
 RECORD_KEY = "dspark_info_record"  # of an internal state in /server_info
 SHARD_STEPS = 256  # a shard is written when so many steps were collected, and what is left is lost
 _PROFILER = "sglang.benchmark.dspark_sps_profiler"

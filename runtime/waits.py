@@ -1,7 +1,8 @@
 """Calls that block the host, and calls that order streams: measured, and marked in traces.
 
-While the clock or a trace runs, the blocking calls of `torch.cuda` are wrapped. While a torch profiler runs,
-recording an event and making a stream wait for one are wrapped too: every recording has a number of its own,
+Where the clock or spans are asked for, the blocking calls of `torch.cuda` are wrapped while the engine
+serves, and record while either runs. While a torch profiler runs, recording an event and making a stream wait
+for one are wrapped too: every recording has a number of its own,
 which stands in the name of its span and of each wait for it, for the trace itself says neither event nor
 stream. The number of a stream is the one that CUPTI writes into traces (`cuStreamGetId`).
 

@@ -35,6 +35,7 @@ CLOCK_COLUMNS = (
 )
 _TEXT_COLUMNS = {"span", "kind"}
 _NEVER_NULL = {"step", "start_ns", "end_ns"}
+LONGEST_NS = 10**15  # of a request or a span: eleven days
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -144,11 +145,27 @@ def read_client(folder: Path) -> tuple[Request, ...] | None:
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: is no file")
-        return msgspec.json.decode(path.read_bytes(), type=_Client).requests
+        requests = msgspec.json.decode(path.read_bytes(), type=_Client).requests
+        return tuple(_checked(number, request) for number, request in enumerate(requests))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _checked(number: int, request: Request) -> Request:
+    """The request with its figures computed anew from its chunks, where it has any. Raises ValueError."""
+    at = [time for time, _ in request.chunks]
+    if at != sorted(at) or not all(0 <= time <= LONGEST_NS for time in at):
+        raise ValueError(f"request {number}: chunks at impossible times")
+    if any(tokens < 0 for _, tokens in request.chunks):
+        raise ValueError(f"request {number}: a negative number of tokens")
+    if request.chunks:
+        return Request.of(request.start_ns, request.chunks)
+    figures = (request.ttft_ms, request.tpot_ms, request.accept_length)
+    if any(figure is not None and not figure >= 0 for figure in figures):
+        raise ValueError(f"request {number}: a negative figure")
+    return request
 
 
 def write_client(folder: Path, requests: Iterable[Request]) -> None:
@@ -184,7 +201,13 @@ def read_clock(folder: Path, rank: int) -> StepClock | None:
         else pc.fill_null(table[name], MISSING).to_numpy()
         for name in CLOCK_COLUMNS
     }
-    return StepClock(**columns)
+    clock = StepClock(**columns)
+    took = clock.end_ns - clock.start_ns
+    if (clock.start_ns < 0).any() or (took < 0).any() or (took > LONGEST_NS).any():
+        raise InputError(f"{path}: spans at impossible times")
+    if (clock.waiting_ns < MISSING).any() or (clock.waiting_ns > took).any():
+        raise InputError(f"{path}: waits that are longer than their calls, or negative")
+    return clock
 
 
 def write_clock(folder: Path, rank: int, clock: StepClock) -> None:

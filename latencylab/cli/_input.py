@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -128,11 +128,35 @@ def takes_capture(function: Function) -> Function:
     return wrapper
 
 
+def not_empty(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+    """Refuse an empty text, which would stand for anything: the value of an option, or one of several."""
+    if value == "" or (isinstance(value, tuple) and "" in value):
+        raise click.BadParameter("an empty text names nothing")
+    return value
+
+
+class Seconds(click.FloatRange):
+    """A length of time above 0, and no more than a month."""
+
+    name = "seconds"
+
+    def __init__(self) -> None:
+        super().__init__(min=0, max=2_678_400, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if seconds != seconds:
+            self.fail(f"{value!r} is no length of time", param, ctx)
+        return seconds
+
+
 def _pattern(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> re.Pattern[str] | None:
     if value is None:
         return None
+    if not value:
+        raise click.BadParameter("an empty text names nothing")
     try:
         return re.compile(value)
     except re.error as error:

@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -123,10 +123,13 @@ def check_folder(path: Path, *, force: bool) -> None:
             _check_parent(path)
 
 
-def write_folder(path: Path, fill: Callable[[Path], object], *, force: bool) -> None:
+def write_folder(
+    path: Path, fill: Callable[[Path], object], *, force: bool, stale: Sequence[str] = ()
+) -> None:
     """Let `fill` write into an empty folder, then put its files in place. Raises OutputError.
 
-    A new folder appears whole or not at all; in one that exists each file does.
+    A new folder appears whole or not at all; in one that exists each file does, and files that match a
+    pattern of `stale` and were not written anew are removed.
     """
     check_folder(path, force=force)
     with _writing(path):
@@ -137,6 +140,9 @@ def write_folder(path: Path, fill: Callable[[Path], object], *, force: bool) -> 
             temporary.mkdir()
             fill(temporary)
             if exists:
+                for file in {file for pattern in stale for file in target.glob(pattern) if file.is_file()}:
+                    if not (temporary / file.relative_to(target)).exists():
+                        file.unlink()
                 _move_files(temporary, target)
             else:
                 temporary.rename(target)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from latencylab.cli._input import Seconds
 from latencylab.cli._launch import (
     PRESETS,
     Model,
@@ -204,7 +205,7 @@ def takes_server(function: Function) -> Function:
     @click.option(
         "--start-timeout",
         "start_s",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Seconds(),
         default=1800.0,
         show_default=True,
         metavar="S",
@@ -220,7 +221,7 @@ def takes_server(function: Function) -> Function:
     @click.option(
         "--timeout",
         "timeout_s",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Seconds(),
         default=300.0,
         show_default=True,
         metavar="S",

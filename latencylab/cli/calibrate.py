@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from latencylab.cli._exit import debug_option
-from latencylab.cli._input import Selection, Source, show_progress, takes_capture, takes_selection
+from latencylab.cli._input import (
+    Selection,
+    Source,
+    not_empty,
+    show_progress,
+    takes_capture,
+    takes_selection,
+)
 from latencylab.cli._output import (
     STDOUT,
     check_file,
@@ -54,6 +61,7 @@ def _factors(_context: click.Context, parameter: click.Parameter, values: tuple[
     "sites",
     multiple=True,
     metavar="SITE",
+    callback=not_empty,
     help="Without this site's wait; part of its name will do.",
 )
 @click.option(

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from latencylab.cli._exit import Terminated, debug_option
-from latencylab.cli._input import show_progress
+from latencylab.cli._input import Seconds, show_progress
 from latencylab.cli._output import check_folder, force_option, write_folder
 from latencylab.cli._server import Progress, Server, describe, takes_server
 from latencylab.model.integrity import InputError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from latencylab.runtime.capture import Finding, Plan
 
 COUNT = click.IntRange(min=1)
+# What a capture consists of: nothing of an older one in the same folder may stay beside the new one.
+PARTS = ("manifest.json", "rank*.trace.json*", "unprofiled/*")
 _OF_PROGRAMS = {"output", "commit", "capture_range", "force", "extra"}  # the parameters they have
 
 
@@ -46,7 +48,7 @@ _OF_PROGRAMS = {"output", "commit", "capture_range", "force", "extra"}  # the pa
 @click.option(
     "--trace-timeout",
     "traces_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     default=300.0,
     show_default=True,
     metavar="S",
@@ -125,7 +127,7 @@ class _Taking:
 
     def write(self, output: Path, record: Callable[[Path], list[Finding]], force: bool) -> None:
         """Fill the folder with `record`, and look at what it made; nothing stays of a capture half taken."""
-        write_folder(output, lambda folder: self._fill(folder, record), force=force)
+        write_folder(output, lambda folder: self._fill(folder, record), force=force, stale=PARTS)
 
     def _fill(self, folder: Path, record: Callable[[Path], list[Finding]]) -> None:
         from latencylab.runtime.capture import check_capture, is_complete, mark_unusable

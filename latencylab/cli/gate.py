@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from latencylab.cli._exit import debug_option
-from latencylab.cli._input import Selection, Source, takes_capture, takes_selection
+from latencylab.cli._input import Selection, Source, not_empty, takes_capture, takes_selection
 from latencylab.cli._output import (
     STDOUT,
     check_file,
@@ -63,7 +63,13 @@ def _print_policy(context: click.Context, _parameter: click.Parameter, value: bo
     metavar="DIR",
     help="Compare with the runs of the newest other commit in this history, and know their spread from it.",
 )
-@click.option("--baseline-commit", "commit", metavar="SHA", help="Compare with this commit of the history.")
+@click.option(
+    "--baseline-commit",
+    "commit",
+    metavar="SHA",
+    callback=not_empty,
+    help="Compare with this commit of the history.",
+)
 @click.option(
     "--config", metavar="NAME", help="The history's runs of this name; else of HEAD's kind of step."
 )
@@ -165,6 +171,8 @@ def _from_history(
         records = [newest] if newest.commit is None else [r for r in records if r.commit == newest.commit]
     else:
         records = [record for record in records if (record.commit or "").startswith(commit or "")]
+        if len(named := sorted({record.commit or "" for record in records})) > 1:
+            raise InputError(f"{folder}: {commit} may be any of the commits {', '.join(named)}")
     if not records:
         what = f"of commit {commit}" if commit else "of another commit"
         raise InputError(f"{folder}: no run {what} of the configuration {config!r}")

@@ -59,7 +59,11 @@ for _command in (
     metavar="DIR",
     help=f"The folder for state, clocks and the shape's config.  [default: {WORKDIR}]",
 )
-@click.option("--dry-run", is_flag=True, help="Print the command as a shell line instead.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the command as a shell line instead; a stand-in's config.json is written, as it names that.",
+)
 @click.argument("extra", metavar="[-- ARGUMENTS OF SGLANG]", nargs=-1, type=click.UNPROCESSED)
 @debug_option
 def launch(

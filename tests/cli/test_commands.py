@@ -145,3 +145,17 @@ def test_a_failed_fill_leaves_a_folder_as_it_was(out):
         _output.write_folder(out, fill, force=True)
     assert _names(out) == {"a.csv"}
     assert (out / "a.csv").read_text() == "old"
+
+
+def test_what_is_stale_goes_with_what_replaces_it(out):
+    (out / "unprofiled").mkdir()
+    for name in ("manifest.json", "rank1.trace.json", "unprofiled/clock.parquet", "notes.txt"):
+        (out / name).write_text("old")
+
+    def fill(folder: Path) -> None:
+        (folder / "manifest.json").write_text("new")
+
+    _output.write_folder(out, fill, force=True, stale=("manifest.json", "rank*", "unprofiled/*"))
+    assert (out / "manifest.json").read_text() == "new"
+    assert _names(out) - {"unprofiled"} == {"manifest.json", "notes.txt"}
+    assert list((out / "unprofiled").iterdir()) == []

@@ -37,6 +37,13 @@ def _files(folder: Path) -> list[str]:
         ["analyze", "x", "--format", "yaml"],
         ["analyze", "x", "--format", "csv"],
         ["analyze", "x", "--steps", "7"],
+        ["analyze", "x", "--step-span", ""],
+        ["calibrate", "x", "--without", ""],
+        ["gate", "x", "--baseline-from-history", "h", "--baseline-commit", ""],
+        *(
+            ["bench", "--url", "http://127.0.0.1:9", "--timeout", text]
+            for text in ("nan", "inf", "1e300", "0")
+        ),
         ["analyze", "x", "--steps", "9:3"],
         ["analyze", "x", "--rank", "-1"],
         ["analyze", "x", "--jobs", "0"],

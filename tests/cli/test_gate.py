@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,7 @@ def test_formats(latencylab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     own = latencylab(*arguments, "github")
     assert own.code == 1
+    assert own.out.startswith("::error ")
     assert all(line.startswith("::") for line in own.out.splitlines())
     assert summary.read_text().startswith("# Before\n## ")
     assert SITE.split()[0] in summary.read_text()
@@ -155,8 +157,8 @@ def test_missing_input(latencylab: Any) -> None:
     assert latencylab("gate", STALL, "--baseline", CLEAN, "--policy", "none.toml").code == 3
 
 
-def _history(folder: Path, commits: str) -> Path:
-    """A history of runs like the sample's, one a letter, which is its commit; they spread by 0.2 %."""
+def _history(folder: Path, commits: Sequence[str]) -> Path:
+    """A history of runs like the sample's, one of each commit; they spread by 0.2 %."""
     capture = open_capture([sample_path("nextn")])
     run = run_of(capture, analyze(capture))
     history = History.create(folder)
@@ -188,6 +190,14 @@ def test_from_history(latencylab: Any, tmp_path: Path) -> None:
     assert missing.code == 3
     assert "no run of commit c" in missing.err
     assert latencylab("gate", head, *options, "--config", "other").code == 3
+
+
+def test_a_commit_that_several_have_is_refused(latencylab: Any, tmp_path: Path) -> None:
+    folder = _history(tmp_path / "h", ["ab1", "ab2"])
+    options = ("--baseline-from-history", folder, "--no-cache", "--baseline-commit", "ab")
+    result = latencylab("gate", slower("nextn", tmp_path / "head", 1.05), *options)
+    assert result.code == 3
+    assert "may be any of the commits ab1, ab2" in result.err
 
 
 def test_a_short_history_does_not_tell_the_spread(latencylab: Any, tmp_path: Path) -> None:

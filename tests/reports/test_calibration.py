@@ -88,7 +88,7 @@ def test_host_figures_carry_the_status(with_calibration: With, status: str | Non
 def test_the_block_on_the_first_screen(with_calibration: With) -> None:
     first = text_of(with_calibration(calibrated())).partition("Blocking calls")[0]
     for part in (
-        "Calibration: calibrated (6 requests, 934 steps without the profiler)",
+        "Calibration: calibrated (6 requests, 934 steps without the profiler; intervals are of 95 %)",
         "measured 7,285.0 µs (7,083.0 to 7,826.0), predicted 7,340.0 µs (7,075.0 to 7,859.0), +0.8 %",
         "1,427.0 µs (1,196.0 to 1,617.0)",
         "blocks 1,620.0 µs a step, 3.2 in the trace",

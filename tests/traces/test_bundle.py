@@ -102,7 +102,7 @@ def test_clock_keeps_every_nanosecond_and_what_is_missing(tmp_path: Path) -> Non
         step=np.array([0, 1]),
         span=("scheduler.run_batch", "draft"),
         start_ns=np.array([1_795_957_490_752_271_675, 1_795_957_490_752_271_677]),
-        end_ns=np.array([1_795_957_490_752_271_676, 1_795_957_490_752_271_679]),
+        end_ns=np.array([1_795_957_490_752_271_676, 1_795_957_490_752_271_699]),
         waiting_ns=np.array([-1, 5]),
         cpu_ns=np.array([-1, -1]),
         gpu_start_ns=np.array([7, -1]),
@@ -151,3 +151,55 @@ def test_client(tmp_path: Path) -> None:
     (tmp_path / "unprofiled" / "client.json").write_text('{"requests": [{}]}')
     with pytest.raises(InputError, match=r"client\.json"):
         bundle.read_client(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"chunks": [[5, 1], [3, 2]]},
+        {"chunks": [[-5, 1], [3, 2]]},
+        {"chunks": [[10**25, 1]]},
+        {"chunks": [[10**17, 1]]},
+        {"chunks": [[5, -1]]},
+        {"tpot_ms": -1.0},
+    ],
+)
+def test_impossible_requests_are_refused(tmp_path: Path, request_: dict[str, Any]) -> None:
+    path = tmp_path / "unprofiled" / "client.json"
+    path.parent.mkdir()
+    whole = {"ttft_ms": None, "tpot_ms": None, "accept_length": None, **request_}
+    path.write_text(json.dumps({"requests": [whole]}))
+    with pytest.raises(InputError, match=r"client\.json"):
+        bundle.read_client(tmp_path)
+
+
+def test_figures_of_requests_are_those_of_their_chunks(tmp_path: Path) -> None:
+    path = tmp_path / "unprofiled" / "client.json"
+    path.parent.mkdir()
+    claimed = {"ttft_ms": 1.0, "tpot_ms": 99.0, "accept_length": 9.0}
+    path.write_text(json.dumps({"requests": [{**claimed, "chunks": [[5_000_000, 1], [9_000_000, 5]]}]}))
+    (read,) = bundle.read_client(tmp_path) or ()
+    assert (read.ttft_ms, read.tpot_ms, read.accept_length) == (5.0, 1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"end_ns": [5]},
+        {"end_ns": [2**62]},
+        {"waiting_ns": [-7]},
+        {"waiting_ns": [11]},
+        {"start_ns": [-10], "end_ns": [10]},
+    ],
+)
+def test_impossible_clocks_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = tmp_path / "unprofiled" / "clock-rank0.parquet"
+    path.parent.mkdir()
+    whole = pd.DataFrame({name: [1] for name in bundle.CLOCK_COLUMNS}).assign(
+        span="ll.step", kind="decode", start_ns=10, end_ns=20
+    )
+    whole.to_parquet(path)
+    assert bundle.read_clock(tmp_path, 0) is not None
+    whole.assign(**changes).to_parquet(path)
+    with pytest.raises(InputError, match="clock-rank0"):
+        bundle.read_clock(tmp_path, 0)
