@@ -121,3 +121,17 @@ def test_two_waits_in_one_span_are_two_sites() -> None:
     assert set(syncs) == {"draft", "verify"}
     assert syncs["draft"].behind_us == 0
     assert syncs["draft"].verdict in ("pinning", "harmful")
+
+
+def test_a_call_did_not_wait_for_what_ended_after_it() -> None:
+    """Elimination allows for clocks that disagree; on another thread an op may end that little later."""
+    node = (synth.Node(0, name="gemm"),)
+    first = synth.GraphLaunch(node, call_dur=1, latency=7, lost=True)
+    syncs = (synth.StreamSync(7, 1, 0),) * 3
+    programs = (
+        synth.Program((synth.Launch(0, stream=13, name="gemm", call_dur=3, latency=0),), start=8),
+        synth.Program((first, *syncs, synth.GraphLaunch(node, call_dur=1, latency=0)), tid=101),
+    )
+    waits = RankView.of(synth.to_trace(synth.Scenario(programs)), load_classes()).waits
+    assert waits.evidence[2] == "eliminated"
+    assert waits.blocked.tolist() == [0, 0, 0]

@@ -116,7 +116,7 @@ def test_table_and_json(capsys, tmp_path):
     assert result["workload"]["input_tokens"] == 6
     steps = sorted(row["step_ms"] for row in result["requests"])
     assert result["summary"]["step_ms"]["median"] == steps[1]
-    assert steps[0] >= 2
+    assert steps[0] > 0
     assert "hidden" not in out.read_text()
 
 
