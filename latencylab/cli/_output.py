@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STDOUT = Path("-")
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 WIDTH = 120  # of text that goes to no terminal
 
@@ -31,6 +32,15 @@ output_option = click.option(
     metavar="FILE",
     help="Write here instead of stdout.",
 )
+
+
+def required_output(what: str, metavar: str = "FILE") -> Callable[[Decorated], Decorated]:
+    """The option -o of a command that has nothing to say on stdout unless asked to."""
+    return click.option(
+        "-o", "--output", type=click.Path(path_type=Path), required=True, metavar=metavar, help=what
+    )
+
+
 force_option = click.option("--force", is_flag=True, help="Replace files that exist.")
 
 

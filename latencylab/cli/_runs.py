@@ -21,7 +21,7 @@ def read_sides(
     """
     from latencylab.analyzers.comparable import conflicts
 
-    head, base = (_examine(source, paths[0], selection) for paths in (heads, bases))
+    head, base = (examine_path(source, paths[0], selection) for paths in (heads, bases))
     plain = [_run(one, selection, calibrated=False) for one in (base, head)]
     if conflicts(plain[0].conditions, plain[1].conditions):
         firsts, calibrated = plain, False
@@ -36,10 +36,13 @@ def read_runs(
     source: Source, paths: Sequence[str], selection: Selection, *, calibrated: bool = True
 ) -> tuple[Run, ...]:
     """The run of each path, one capture in memory at a time. Raises InputError."""
-    return tuple(_run(_examine(source, path, selection), selection, calibrated=calibrated) for path in paths)
+    return tuple(
+        _run(examine_path(source, path, selection), selection, calibrated=calibrated) for path in paths
+    )
 
 
-def _examine(source: Source, path: str, selection: Selection) -> Examined:
+def examine_path(source: Source, path: str, selection: Selection) -> Examined:
+    """Read one capture of those that a command takes, and run the passes over it. Raises InputError."""
     capture = replace(source, paths=(path,)).open()
     with show_progress("analysing"):
         return selection.examine(capture)

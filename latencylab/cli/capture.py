@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from latencylab.cli._exit import Terminated, debug_option
 from latencylab.cli._input import Seconds, show_progress
-from latencylab.cli._output import check_folder, force_option, write_folder
+from latencylab.cli._output import check_folder, force_option, required_output, write_folder
 from latencylab.cli._server import Progress, Server, describe, takes_server
 from latencylab.model.integrity import InputError
 
@@ -28,14 +28,7 @@ _OF_PROGRAMS = {"output", "commit", "capture_range", "force", "extra"}  # the pa
 
 @click.command("capture")
 @takes_server
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="The capture folder to write.",
-)
+@required_output("The capture folder to write.", "DIR")
 @click.option("--steps", type=COUNT, default=30, show_default=True, metavar="N", help="Steps to profile.")
 @click.option(
     "--after-chunk",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +11,9 @@ import click
 from latencylab.cli._exit import debug_option
 from latencylab.cli._input import Selection, Source, show_progress, takes_capture, takes_selection
 from latencylab.cli._output import STDOUT, check_file, console_text, output_option, print_or_write
+from latencylab.cli._runs import examine_path
 
 if TYPE_CHECKING:
-    from latencylab.analyzers.analyze import Examined
     from latencylab.model.comparison import Comparison
 
 
@@ -53,7 +52,7 @@ def command(source: Source, selection: Selection, form: str, output: Path, force
     if output != STDOUT:
         check_file(output, force=force)
 
-    base, head = (_examine(replace(source, paths=(path,)), selection) for path in source.paths)
+    base, head = (examine_path(source, path, selection) for path in source.paths)
 
     from latencylab.analyzers.diff import compare
 
@@ -69,12 +68,6 @@ def command(source: Source, selection: Selection, form: str, output: Path, force
         )
     text, encoding = _render(comparison, form, for_stdout=output == STDOUT)
     print_or_write(text, output, force=force, encoding=encoding)
-
-
-def _examine(source: Source, selection: Selection) -> Examined:
-    capture = source.open()
-    with show_progress("analysing"):
-        return selection.examine(capture)
 
 
 def _render(comparison: Comparison, form: str, *, for_stdout: bool) -> tuple[str, str | None]:

@@ -11,20 +11,13 @@ import click
 
 from latencylab.cli._exit import debug_option
 from latencylab.cli._input import Selection, Source, show_progress, takes_capture, takes_selection
-from latencylab.cli._output import STDOUT, check_file, force_option, open_file
+from latencylab.cli._output import STDOUT, check_file, force_option, open_file, required_output
 
 
 @click.command("export")
 @takes_capture
 @takes_selection
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="The trace to write, such as all-ranks.pftrace.",
-)
+@required_output("The trace to write, such as all-ranks.pftrace.")
 @force_option
 @debug_option
 def command(source: Source, selection: Selection, output: Path, force: bool) -> None:

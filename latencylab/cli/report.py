@@ -15,6 +15,7 @@ from latencylab.cli._output import (
     check_folder,
     force_option,
     print_text,
+    required_output,
     write_file,
     write_folder,
 )
@@ -23,14 +24,7 @@ from latencylab.cli._output import (
 @click.command("report")
 @takes_capture
 @takes_selection
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="The HTML file to write, or - for stdout.",
-)
+@required_output("The HTML file to write, or - for stdout.")
 @click.option(
     "--csv",
     "tables",

@@ -13,7 +13,7 @@ import click
 
 from latencylab.cli._exit import debug_option
 from latencylab.cli._input import Selection, Source, show_progress, step_span_option, takes_capture
-from latencylab.cli._output import check_folder, force_option, write_folder
+from latencylab.cli._output import check_folder, force_option, required_output, write_folder
 from latencylab.model.integrity import InputError
 
 if TYPE_CHECKING:
@@ -130,14 +130,7 @@ def add(
 
 @command.command("build")
 @history_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="The folder to write the site into.",
-)
+@required_output("The folder to write the site into.", "DIR")
 @force_option
 @debug_option
 def build(folder: Path, output: Path, force: bool) -> None:

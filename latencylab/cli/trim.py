@@ -10,7 +10,7 @@ import click
 
 from latencylab.cli._exit import debug_option
 from latencylab.cli._input import Source, rank_option, step_range, step_span_option, takes_capture
-from latencylab.cli._output import check_folder, force_option
+from latencylab.cli._output import check_folder, force_option, required_output
 from latencylab.model.integrity import InputError
 
 
@@ -31,14 +31,7 @@ def _closed_range(context: click.Context, parameter: click.Parameter, value: str
     help="Keep steps A up to B of each rank, B left out, counted from 0.",
 )
 @rank_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="The capture folder to write.",
-)
+@required_output("The capture folder to write.", "DIR")
 @step_span_option
 @force_option
 @debug_option
