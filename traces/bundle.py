@@ -35,6 +35,7 @@ CLOCK_COLUMNS = (
 )
 _TEXT_COLUMNS = {"span", "kind"}
 _NEVER_NULL = {"step", "start_ns", "end_ns"}
+MOST_TOKENS = 10**9  # of a request
 LONGEST_NS = 10**15  # of a request or a span: eleven days
 
 
@@ -149,7 +150,7 @@ def read_client(folder: Path) -> tuple[Request, ...] | None:
         return tuple(_checked(number, request) for number, request in enumerate(requests))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise InputError(f"{path}: {error}") from None
 
 
@@ -158,8 +159,9 @@ def _checked(number: int, request: Request) -> Request:
     at = [time for time, _ in request.chunks]
     if at != sorted(at) or not all(0 <= time <= LONGEST_NS for time in at):
         raise ValueError(f"request {number}: chunks at impossible times")
-    if any(tokens < 0 for _, tokens in request.chunks):
-        raise ValueError(f"request {number}: a negative number of tokens")
+    tokens = [count for _, count in request.chunks]
+    if tokens != sorted(tokens) or not all(0 <= count <= MOST_TOKENS for count in tokens):
+        raise ValueError(f"request {number}: impossible numbers of tokens")
     if request.chunks:
         return Request.of(request.start_ns, request.chunks)
     figures = (request.ttft_ms, request.tpot_ms, request.accept_length)
@@ -191,7 +193,8 @@ def read_clock(folder: Path, rank: int) -> StepClock | None:
         raise InputError(f"{path}: no column {missing[0]!r}")
     try:
         table = table.select(CLOCK_COLUMNS).cast(_clock_schema())
-    except pa.ArrowException as error:
+        table.validate(full=True)
+    except (pa.ArrowException, KeyError) as error:
         raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
     if nulls := [name for name in sorted(_NEVER_NULL) if table[name].null_count]:
         raise InputError(f"{path}: a null in column {nulls[0]!r}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -134,12 +135,12 @@ def check_folder(path: Path, *, force: bool) -> None:
 
 
 def write_folder(
-    path: Path, fill: Callable[[Path], object], *, force: bool, stale: Sequence[str] = ()
+    path: Path, fill: Callable[[Path], object], *, force: bool, stale: re.Pattern[str] | None = None
 ) -> None:
     """Let `fill` write into an empty folder, then put its files in place. Raises OutputError.
 
-    A new folder appears whole or not at all; in one that exists each file does, and files that match a
-    pattern of `stale` and were not written anew are removed.
+    A new folder appears whole or not at all; in one that exists each file does, and then those files are
+    removed whose path within it is all matched by `stale`, and that were not written anew.
     """
     check_folder(path, force=force)
     with _writing(path):
@@ -150,14 +151,24 @@ def write_folder(
             temporary.mkdir()
             fill(temporary)
             if exists:
-                for file in {file for pattern in stale for file in target.glob(pattern) if file.is_file()}:
-                    if not (temporary / file.relative_to(target)).exists():
-                        file.unlink()
+                written = _files(temporary)
                 _move_files(temporary, target)
+                if stale is not None:
+                    for name in filter(stale.fullmatch, _files(target) - written):
+                        (target / name).unlink()
             else:
                 temporary.rename(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _files(folder: Path) -> set[str]:
+    """The files below a folder, by their paths within it; links are not followed."""
+    return {
+        (Path(place) / name).relative_to(folder).as_posix()
+        for place, _, names in os.walk(folder)
+        for name in names
+    }
 
 
 def _move_files(source: Path, target: Path) -> None:

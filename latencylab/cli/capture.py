@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 COUNT = click.IntRange(min=1)
 # What a capture consists of: nothing of an older one in the same folder may stay beside the new one.
-PARTS = ("manifest.json", "rank*.trace.json*", "unprofiled/*")
+PARTS = re.compile(
+    r"manifest\.json|rank\d+\.trace\.json(\.gz)?|unprofiled/(client\.json|clock-rank\d+\.parquet)"
+)
 _OF_PROGRAMS = {"output", "commit", "capture_range", "force", "extra"}  # the parameters they have
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import stat
 from pathlib import Path
 
@@ -147,15 +148,20 @@ def test_a_failed_fill_leaves_a_folder_as_it_was(out):
     assert (out / "a.csv").read_text() == "old"
 
 
-def test_what_is_stale_goes_with_what_replaces_it(out):
-    (out / "unprofiled").mkdir()
-    for name in ("manifest.json", "rank1.trace.json", "unprofiled/clock.parquet", "notes.txt"):
+def test_what_is_stale_goes_with_what_replaces_it(out, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "old2").write_text("another's")
+    (out / "inner").mkdir()
+    (out / "linked").symlink_to(outside)
+    (out / "old3").symlink_to(out / "nowhere")
+    for name in ("old1", "inner/old1", "older", "inner/notes.txt"):
         (out / name).write_text("old")
 
     def fill(folder: Path) -> None:
-        (folder / "manifest.json").write_text("new")
+        (folder / "old1").write_text("new")
 
-    _output.write_folder(out, fill, force=True, stale=("manifest.json", "rank*", "unprofiled/*"))
-    assert (out / "manifest.json").read_text() == "new"
-    assert _names(out) - {"unprofiled"} == {"manifest.json", "notes.txt"}
-    assert list((out / "unprofiled").iterdir()) == []
+    _output.write_folder(out, fill, force=True, stale=re.compile(r"(inner/|linked/)?old\d"))
+    assert (out / "old1").read_text() == "new"
+    assert _names(out) == {"old1", "older", "inner", "linked"}
+    assert _names(out / "inner") == {"notes.txt"}
+    assert _names(outside) == {"old2"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -161,6 +162,8 @@ def test_client(tmp_path: Path) -> None:
         {"chunks": [[10**25, 1]]},
         {"chunks": [[10**17, 1]]},
         {"chunks": [[5, -1]]},
+        {"chunks": [[5, 4], [6, 2]]},
+        {"chunks": [[1, 1], [2, 10**400]]},
         {"tpot_ms": -1.0},
     ],
 )
@@ -203,3 +206,20 @@ def test_impossible_clocks_are_refused(tmp_path: Path, changes: dict[str, Any]) 
     whole.assign(**changes).to_parquet(path)
     with pytest.raises(InputError, match="clock-rank0"):
         bundle.read_clock(tmp_path, 0)
+
+
+def test_odd_containers_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "unprofiled"
+    folder.mkdir()
+    (folder / "client.json").write_text('{"x": ' + "[" * 200_000)
+    with pytest.raises(InputError, match=r"client\.json"):
+        bundle.read_client(tmp_path)
+    columns = {name: pa.array([1]) for name in bundle.CLOCK_COLUMNS}
+    text = pa.array([b"\xff"]).cast(pa.binary()).view(pa.string())
+    for names, arrays in (
+        ((*columns, "step"), (*columns.values(), pa.array([1]))),
+        (tuple(columns), tuple({**columns, "span": text, "kind": text}.values())),
+    ):
+        pq.write_table(pa.table(list(arrays), names=list(names)), folder / "clock-rank0.parquet")
+        with pytest.raises(InputError, match="clock-rank0"):
+            bundle.read_clock(tmp_path, 0)
