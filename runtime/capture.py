@@ -75,40 +75,71 @@ def record(
     """
     clocks = ServerClocks.of(server_dir) if server_dir is not None else None
     with clocks.alone() if clocks is not None else nullcontext():
-        measured, findings = _unprofiled(folder, target, plan.workload, clocks, progress)
-        if clocks is not None:
-            about = {**about, "clocks": clocks.accounts()}
-        with nullcontext(workdir / "traces") if workdir is not None else _trace_folder(target) as traces:
-            profiled = _profile(target, plan, traces, progress)
-            found = wait_for_traces(traces, ranks, plan.traces_s, target.check_alive)
-            findings += [
-                *_short(profiled, plan),
-                *gather(folder, found, ranks, f"within {plan.traces_s:g} s of {target.where}"),
-            ]
-    workload = {
-        **plan.workload.described(),
-        **dict(about.get("workload") or {}),
-        "profiled_steps": plan.steps,
-        "profiled_after_chunk": plan.after_chunk,
-        "server_accept_length": [answer.server_accept_length for answer in measured.answers],
-    }
-    names = {rank: trace_name(rank, path) for rank, path in found.files.items()}
-    write_manifest(folder, {**about, "workload": workload, "files": names})
-    return findings
+        before = record_unprofiled(folder, target, plan.workload, clocks, progress)
+        return record_profiled(
+            folder, target, plan, before, ranks=ranks, about=about, workdir=workdir, progress=progress
+        )
 
 
-def _unprofiled(
-    folder: Path, target: Target, workload: Workload, clocks: ServerClocks | None, progress: Progress | None
-) -> tuple[Measured, list[Finding]]:
-    """Fill `folder` with what client and clocks measured. Raises TargetError where a request fails."""
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What was measured before a profiler came, what the clocks say of themselves, and what is wrong."""
+
+    measured: Measured
+    accounts: Mapping[str, Any] | None
+    findings: tuple[Finding, ...]
+
+
+def record_unprofiled(
+    folder: Path,
+    target: Target,
+    workload: Workload,
+    clocks: ServerClocks | None,
+    progress: Progress | None = None,
+) -> Before:
+    """The first part of `record`. Raises TargetError where a request fails."""
     wrong = clocks.switch_on() if clocks is not None else []
     measured = measure(target, workload, progress)
     if measured.stopped is not None:
         raise TargetError(f"{measured.stopped}; no capture was taken")
     write_client(folder, [answer.request for answer in measured.answers])
-    if clocks is not None:
-        wrong += clocks.take(folder, *_window(measured), len(measured.answers))
-    return measured, [Finding(line) for line in wrong]
+    if clocks is None:
+        return Before(measured, None, ())
+    wrong += clocks.take(folder, *_window(measured), len(measured.answers))
+    return Before(measured, clocks.accounts(), tuple(map(Finding, wrong)))
+
+
+def record_profiled(
+    folder: Path,
+    target: Target,
+    plan: Plan,
+    before: Before,
+    *,
+    ranks: int | None,
+    about: Mapping[str, Any],
+    workdir: Path | None = None,
+    progress: Progress | None = None,
+) -> list[Finding]:
+    """The second part of `record`, which ends with the manifest."""
+    with nullcontext(workdir / "traces") if workdir is not None else _trace_folder(target) as traces:
+        profiled = _profile(target, plan, traces, progress)
+        found = wait_for_traces(traces, ranks, plan.traces_s, target.check_alive)
+        findings = [
+            *before.findings,
+            *_short(profiled, plan),
+            *gather(folder, found, ranks, f"within {plan.traces_s:g} s of {target.where}"),
+        ]
+    workload = {
+        **plan.workload.described(),
+        **dict(about.get("workload") or {}),
+        "profiled_steps": plan.steps,
+        "profiled_after_chunk": plan.after_chunk,
+        "server_accept_length": [answer.server_accept_length for answer in before.measured.answers],
+    }
+    clocks = {"clocks": before.accounts} if before.accounts is not None else {}
+    names = {rank: trace_name(rank, path) for rank, path in found.files.items()}
+    write_manifest(folder, {**about, **clocks, "workload": workload, "files": names})
+    return findings
 
 
 def gather(folder: Path, found: Found, ranks: int | None, when: str) -> list[Finding]:

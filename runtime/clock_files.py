@@ -14,6 +14,7 @@ import numpy as np
 from latencylab.model.integrity import InputError, OutputError
 from latencylab.model.unprofiled import StepClock
 from latencylab.runtime.control import obeyed_path, read_json, wait_obeyed, write_control
+from latencylab.runtime.faults import parse_faults
 from latencylab.runtime.provenance import read_states
 from latencylab.traces import read_clock, write_clock
 
@@ -88,6 +89,15 @@ class ServerClocks:
                 wrong.append(f"rank {rank} has no step clock of the measured requests")
         return wrong
 
+    def switch_faults(self, faults: str) -> None:
+        """Have these faults and no others, as `parse_faults` reads them. Raises InputError."""
+        wanted = {fault.name for fault in parse_faults(faults)}
+        if late := self._order(clock=True, write=False, faults=faults):
+            raise InputError(f"rank {late[0]} did not switch its faults within {OBEY_S:g} s")
+        for rank, state in read_states(self.folder).items():
+            if set(state.get("faults") or {}) != wanted:
+                raise InputError(f"rank {rank} does not say that it has the faults {faults or 'none'}")
+
     def account(self, rank: int) -> dict[str, Any]:
         """What a rank said when it last obeyed."""
         return read_json(obeyed_path(self.folder, rank)) or {}
@@ -96,10 +106,9 @@ class ServerClocks:
         """By rank, for a manifest: what the clocks held and what they cost."""
         return {str(rank): self.account(rank) for rank in self.ranks}
 
-    def _order(self, *, clock: bool, write: bool) -> list[int]:
-        return wait_obeyed(
-            self.folder, write_control(self.folder, clock=clock, write=write), self.ranks, OBEY_S
-        )
+    def _order(self, *, clock: bool, write: bool, faults: str | None = None) -> list[int]:
+        sequence = write_control(self.folder, clock=clock, write=write, faults=faults)
+        return wait_obeyed(self.folder, sequence, self.ranks, OBEY_S)
 
 
 def _rows(clock: StepClock, rows: Iterable[int]) -> StepClock:

@@ -21,11 +21,15 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a scheduler shall do at its next idle moment: run the clock or not, and write what it has."""
+    """What a scheduler shall do at its next idle moment: run the clock or not, and write what it has.
+
+    `faults` are those that it shall have from then on, as `parse_faults` reads them; None leaves them be.
+    """
 
     sequence: int
     clock: bool
     write: bool
+    faults: str | None = None
 
 
 def state_path(folder: Path, rank: int) -> Path:
@@ -38,15 +42,15 @@ def obeyed_path(folder: Path, rank: int) -> Path:
     return folder / f"obeyed-rank{rank}.json"
 
 
-def write_control(folder: Path, *, clock: bool, write: bool) -> int:
-    """Tell every scheduler what to do; returns the sequence number to wait for. Raises OutputError.
+def write_control(folder: Path, *, clock: bool, write: bool, faults: str | None = None) -> int:
+    """Tell every scheduler what to do (see `Command`); the sequence number to wait for. Raises OutputError.
 
     It is above all that were obeyed there, lest the answer to an earlier command passes for one to this.
     """
     before = read_control(folder)
     obeyed = (_sequence(path) for path in folder.glob("obeyed-rank*.json"))
     sequence = max(before.sequence if before else 0, *obeyed, 0) + 1
-    write_json(folder / CONTROL, {"sequence": sequence, "clock": clock, "write": write})
+    write_json(folder / CONTROL, {"sequence": sequence, "clock": clock, "write": write, "faults": faults})
     return sequence
 
 
@@ -55,7 +59,13 @@ def read_control(folder: Path) -> Command | None:
     found = read_json(folder / CONTROL)
     if found is None or not isinstance(found.get("sequence"), int):
         return None
-    return Command(found["sequence"], found.get("clock") is True, found.get("write") is True)
+    faults = found.get("faults")
+    return Command(
+        found["sequence"],
+        found.get("clock") is True,
+        found.get("write") is True,
+        faults if isinstance(faults, str) else None,
+    )
 
 
 def wait_obeyed(folder: Path, sequence: int, ranks: Iterable[int], timeout_s: float) -> list[int]:

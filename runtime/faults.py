@@ -35,7 +35,9 @@ _RANK = Parameter("the only rank that has the fault; -1 for every rank", -1, -1)
 FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
-        Fault("kda-cpu-seq-lens", "KDAAttnBackend asks for sequence lengths on the host each step"),
+        Fault(
+            "kda-cpu-seq-lens", "asks for sequence lengths on the host each step, as KDAAttnBackend once did"
+        ),
         Fault("item", "reads a device tensor with .item() each step, where its lengths are published"),
         Fault("gc", "a full garbage collection", {"every": Parameter("steps between two", None, 1)}),
         Fault(
@@ -117,10 +119,17 @@ class Injector:
     within steps.
     """
 
-    def __init__(self, faults: Iterable[Injected], rank: int) -> None:
-        here = {fault.name: fault.values for fault in faults if fault.on_rank(rank)}
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._needs_lengths: bool | None = None
+        self._cycles_per_us = 0.0
+        self._take(())
+
+    def _take(self, faults: Iterable[Injected]) -> None:
+        wanted = tuple(faults)
+        here = {fault.name: fault.values for fault in wanted if fault.on_rank(self._rank)}
         self.active: dict[str, dict[str, Any]] = {
-            fault.name: {**fault.values, "active": fault.name in here} for fault in faults
+            fault.name: {**fault.values, "active": fault.name in here} for fault in wanted
         }
         self._kda = "kda-cpu-seq-lens" in here
         self._item = "item" in here
@@ -128,30 +137,18 @@ class Injector:
         self._sleep_ns = here.get("sleep", {}).get("us", 0) * 1000
         self._busy = bool(here.get("sleep", {}).get("busy", 1))
         self._gpu_us = here.get("gpu-work", {}).get("us", 0)
-        self._cycles_per_us = 0.0
         self.in_steps = bool(self._item or self._every or self._sleep_ns or self._gpu_us)
 
-    def before_model(self) -> None:
-        """What must be in place before the scheduler asks the attention backends what they need."""
-        if self._kda:
-            from sglang.srt.layers.attention.linear.kda_backend import KDAAttnBackend
-
-            KDAAttnBackend.needs_cpu_seq_lens = True
-
-    def while_idle(self) -> None:
-        """Measure, on an idle device, how many cycles of the spin kernel make a microsecond."""
-        if not self._gpu_us:
-            return
-        import torch
-
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(CALIBRATION_CYCLES // 10)  # clocks rise first
-        start.record()
-        torch.cuda._sleep(CALIBRATION_CYCLES)
-        end.record()
-        end.synchronize()
-        self._cycles_per_us = CALIBRATION_CYCLES / (start.elapsed_time(end) * 1000)
-        self.active["gpu-work"]["cycles_per_us"] = round(self._cycles_per_us, 1)
+    def switch(self, faults: Iterable[Injected], scheduler: Any) -> None:
+        """Have these faults and no others from here on; called while the scheduler is idle."""
+        self._take(faults)
+        lengths = scheduler.future_map
+        if self._needs_lengths is None:
+            self._needs_lengths = lengths.needs_cpu_seq_lens
+        lengths.needs_cpu_seq_lens = self._needs_lengths or self._kda
+        if self._gpu_us:
+            self._cycles_per_us = self._cycles_per_us or _cycles_per_us()
+            self.active["gpu-work"]["cycles_per_us"] = round(self._cycles_per_us, 1)
 
     def in_run_batch(self, step: int) -> None:
         """Inside `run_batch`, before anything is launched."""
@@ -175,3 +172,16 @@ class Injector:
         """After the new sequence lengths (a device tensor) were published."""
         if self._item and seq_lens.numel():
             seq_lens.view(-1)[0].item()
+
+
+def _cycles_per_us() -> float:
+    """How many cycles of the spin kernel make a microsecond, measured on an idle device."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(CALIBRATION_CYCLES // 10)  # clocks rise first
+    start.record()
+    torch.cuda._sleep(CALIBRATION_CYCLES)
+    end.record()
+    end.synchronize()
+    return CALIBRATION_CYCLES / (start.elapsed_time(end) * 1000)

@@ -19,6 +19,7 @@ from typing import Any, Literal, Self, TypeVar
 from latencylab.model.integrity import InputError
 
 State = Literal["on", "off", "default", "unavailable"]
+ALL = "all"  # among those to put off: every one that is not put on
 FOLDER = "{artefacts}"  # in a value: the folder that the artefacts of this deployment are in
 _Record = TypeVar("_Record")
 
@@ -189,10 +190,13 @@ class Ledger:
     ) -> Switches:
         """The positions of all optimisations for a preset: those asked for, and the defaults of the others.
 
-        `artefacts` is the folder of tables and configurations measured for this deployment. Raises InputError
-        where something is unknown, unavailable or lacking, or where two positions exclude each other.
+        `off` may name `ALL`. `artefacts` is the folder of tables and configurations measured for this
+        deployment. Raises InputError where something is unknown, unavailable or lacking, or where two
+        positions exclude each other.
         """
-        asked = self._asked(on, off)
+        asked = self._asked(on, [name for name in off if name != ALL])
+        if ALL in off:
+            asked = {**self._all_off(preset, ranks, asked), **asked}
         rows: dict[str, Row] = {}
         for entry in self.entries.values():
             rows[entry.name] = self._row(entry, preset, ranks, asked)
@@ -206,6 +210,15 @@ class Ledger:
         if both := sorted(set(on) & set(off)):
             raise InputError(f"{both[0]} cannot be both on and off")
         return {**dict.fromkeys(on, True), **dict.fromkeys(off, False)}
+
+    def _all_off(self, preset: str, ranks: int, asked: Mapping[str, bool]) -> dict[str, bool]:
+        """Those that are on there unasked; what needs one of them is unavailable without it."""
+        unasked = {
+            name
+            for name, entry in self.entries.items()
+            if entry.default and name not in asked and entry.missing(preset, ranks) is None
+        }
+        return {name: False for name in unasked if not unasked & set(self.entries[name].needs)}
 
     def _row(self, entry: Optimisation, preset: str, ranks: int, asked: Mapping[str, bool]) -> Row:
         why = entry.missing(preset, ranks)

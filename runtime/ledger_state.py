@@ -195,8 +195,9 @@ def _ragged(mode: str) -> Observer:
         planner = getattr(scheduler.draft_worker, "_verify_planner", None)
         if planner is None:
             return "unknown (there is no verify planner)"
-        head = planner._confidence_head
-        calibrated = getattr(head, "sts_temperatures", None) is not None
+        # A single temperature of 1 until a calibration is loaded, then one for each drafted token.
+        temperatures = getattr(planner._confidence_head, "sts_temperatures", None)
+        calibrated = temperatures is not None and temperatures.dim() > 0
         how = f"mode {planner.mode_value}, {'calibrated' if calibrated else 'uncalibrated'} confidence"
         budget = getattr(planner, "_budget_planner", None)
         if budget is not None:

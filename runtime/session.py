@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from latencylab.model.integrity import InputError, OutputError
 from latencylab.runtime import hooks
 from latencylab.runtime.control import obeyed_path, read_control, state_path, write_json
-from latencylab.runtime.faults import Injector
+from latencylab.runtime.faults import Injected, Injector, parse_faults
 from latencylab.runtime.gpu_clock import GpuClock
 from latencylab.runtime.graphs import GraphHooks
 from latencylab.runtime.ledger_hooks import Installed, install_hooks
@@ -78,7 +78,7 @@ class Session:
         self._world = parallel.pp_size * parallel.tp_size
         self._algorithm = str(server_args.speculative_algorithm or "")
         self._mode = hooks.ALGORITHMS.get(self._algorithm.upper())
-        self._injector = Injector(self._settings.faults, self._rank)
+        self._injector = Injector(self._rank)
         self._targets = hooks.targets_of(self._mode or hooks.DECODE)
         before = read_control(self._folder)
         self._obeyed = before.sequence if before else 0  # a command to a server that was here before
@@ -90,7 +90,6 @@ class Session:
         self._refuse(hooks.verify(self._targets, self._hooks))
         if missing := unhooked(restored):
             raise SystemExit(f"latencylab: refused to start: {missing[0]} could not be put on its old path")
-        self._injector.before_model()
 
         result = original(scheduler, *args, **kwargs)
 
@@ -104,7 +103,6 @@ class Session:
             rank=self._rank,
             world_size=self._world,
             hooks=found,
-            faults=self._injector.active,
             server_args=server_args,
         )
         took = sum(how == hooks.TOOK for how in found.values())
@@ -131,8 +129,7 @@ class Session:
             recorder.waits = Waits(torch, self._ring, recorder.tracer)
             recorder.waits.install_waits()
             gc.callbacks.append(recorder.on_gc)
-        self._injector.while_idle()
-        self._state["faults"] = self._injector.active
+        self._switch_faults(self._settings.faults, scheduler)
         try:
             self._write_state(scheduler)
         except OutputError as error:
@@ -198,6 +195,11 @@ class Session:
         self._obeyed = command.sequence
         if self._settings.clock:
             self._recorder.switch_clock(command.clock)
+        if command.faults is not None:
+            try:
+                self._switch_faults(parse_faults(command.faults), scheduler)
+            except InputError as error:
+                logger.warning("latencylab: %s", error)
         try:
             if command.write:
                 self._write()
@@ -205,6 +207,10 @@ class Session:
             write_json(obeyed_path(self._folder, self._rank), {"sequence": self._obeyed, **self._account()})
         except OutputError as error:
             logger.warning("latencylab: %s", error)
+
+    def _switch_faults(self, faults: Iterable[Injected], scheduler: Any) -> None:
+        self._injector.switch(faults, scheduler)
+        self._state["faults"] = self._injector.active
 
     def _write_state(self, scheduler: Any) -> None:
         """The state, with what shows only in a server that serves, such as frozen objects."""

@@ -19,7 +19,6 @@ def describe(
     rank: int,
     world_size: int,
     hooks: Mapping[str, str],
-    faults: Mapping[str, Any],
     server_args: Any,
 ) -> dict[str, Any]:
     """The content of the state file. Names that look like secrets are left out."""
@@ -28,7 +27,6 @@ def describe(
         "world_size": world_size,
         "pid": os.getpid(),
         "hooks": dict(hooks),
-        "faults": dict(faults),
         "packages": installed_packages(),
         "server_args": _plain(vars(server_args)),
         "env": switches(os.environ),

@@ -86,7 +86,9 @@ def takes_optimisations(function: Function) -> Function:
     @click.option(
         "--with", "on", multiple=True, metavar="OPT", help="Put one optimisation on; may be repeated."
     )
-    @click.option("--without", "off", multiple=True, metavar="OPT", help="Put one off; may be repeated.")
+    @click.option(
+        "--without", "off", multiple=True, metavar="OPT", help="Put one off, or all; may be repeated."
+    )
     @click.option(
         "--artefacts",
         type=click.Path(path_type=Path, file_okay=False),

@@ -152,6 +152,11 @@ class Fake:
                 continue
             done = control["sequence"]
             self.clock_on = control["clock"] and not self.was_profiled
+            if control.get("faults") is not None:
+                names = [each.partition(":")[0] for each in control["faults"].split(";") if each]
+                self.behaviour.faults = {name: {"active": True} for name in names}
+                for rank in range(self.behaviour.ranks):
+                    self._write_state(rank)
             for rank in range(self.behaviour.ranks):
                 if control["write"]:
                     write_clock(

@@ -1,0 +1,470 @@
+"""What each optimisation is worth: servers of several configurations, measured in turn on one host.
+
+    python benchmarks/ledger.py run FOLDER --common "--preset nextn --shape tp4-rank"
+        --server on@0 --server "no-pdl@0 --without pdl" --server "off@1 --without all"
+    python benchmarks/ledger.py table FOLDER...
+
+A server is NAME@GPUS and the options that `latencylab runtime launch` has for it besides the common ones;
+with `raw` as the first word they are SGLang's own, after variables for its environment. All are started at
+once, then each round sends one request to each, so that what drifts on the host weighs on all alike; the
+others are stopped (SIGSTOP) meanwhile, since an idle scheduler spins. Then a capture of each is taken, of
+which the GPU's busy time is kept. What was found goes to FOLDER/run-1.json, run-2.json and so on. `--keep NAME`
+leaves a server to the next run of the same folder, and takes no capture of it: a process stays slower once a
+profiler was on in it.
+
+The table holds every server against the one named on: ms per step round by round within a run, and GPU busy
+time against the mean of all captures of on. The 95 % intervals join the spread over rounds, or steps, and
+that between servers alike, which is known where some were measured again under names such as on.2. Where an
+interval holds 0, the difference is not resolved. A server that does not start is told and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shlex
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import latencylab
+from latencylab.model.integrity import InputError
+from latencylab.runtime.bench import Workload
+from latencylab.runtime.client import HttpTarget
+from latencylab.runtime.ledger import Ledger
+from latencylab.runtime.provenance import read_states
+from latencylab.stats import student_quantile
+
+REFERENCE = "on"
+PORTS_APART = 50
+END_S = 3.0
+LATENCYLAB = (sys.executable, "-m", "latencylab")
+
+
+@dataclass
+class Server:
+    """One configuration while it is measured; `ms` holds a value for each round."""
+
+    name: str
+    gpus: str
+    options: tuple[str, ...]
+    folder: Path
+    port: int = 0
+    pid: int = 0
+    start_s: float | None = None
+    failed: str | None = None
+    ms: list[float | None] = field(default_factory=list)
+
+    @classmethod
+    def parse(cls, text: str, folder: Path) -> Server:
+        """Read `NAME@GPUS OPTIONS`. Raises InputError."""
+        first, *options = shlex.split(text)
+        name, _, gpus = first.partition("@")
+        if not name or not gpus:
+            raise InputError(f"{text!r}: a server is NAME@GPUS and options")
+        return cls(name, gpus, tuple(options), folder / name)
+
+    @property
+    def target(self) -> HttpTarget:
+        return HttpTarget(f"http://127.0.0.1:{self.port}")
+
+    @property
+    def is_raw(self) -> bool:
+        return self.options[:1] == ("raw",)
+
+    def start(self, common: Sequence[str], sglang: Sequence[str]) -> None:
+        """Begin to start it, in a session of its own that outlives this process."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": self.gpus}
+        where = ("--host", "127.0.0.1", "--port", str(self.port))
+        if self.is_raw:
+            words = self.options[1:]
+            variables = [word for word in words if "=" in word and not word.startswith("-")]
+            env |= dict(word.split("=", 1) for word in variables)
+            rest = [word for word in words if word not in variables]
+            command = [sys.executable, "-m", "sglang.launch_server", *rest, *sglang, *where]
+        else:
+            command = [*LATENCYLAB, "runtime", "launch", *common, *self.options, *where]
+            command += ["--dir", str(self.folder / "state"), "--clock", "--spans", "profiler", "--", *sglang]
+        with (self.folder / "server.log").open("wb") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own command
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self.pid = process.pid
+        (self.folder / "server.json").write_text(json.dumps({"port": self.port, "pid": self.pid}))
+
+    def await_health(self, until: float, started: float) -> None:
+        """Wait until it serves, ends, or `until` (monotonic s) is over."""
+        while time.monotonic() < until:
+            if _ended(self.pid):
+                self.failed = f"ended: {_last_line(self.folder / 'server.log')}"
+                return
+            if self.target.is_healthy():
+                self.start_s = round(time.monotonic() - started, 1)
+                return
+            time.sleep(0.5)
+        self.failed = f"not ready in time: {_last_line(self.folder / 'server.log')}"
+
+    def send(self, number: int, workload: Workload) -> float | None:
+        """Milliseconds per step of one request; None, and `failed`, where it fails."""
+        try:
+            return self.target.generate(
+                workload.prompt(f"request {number}"), workload.output_tokens
+            ).request.step_ms
+        except InputError as error:
+            self.failed = str(error)
+            return None
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def end(self) -> None:
+        """Stop it and what it started."""
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        until = time.monotonic() + END_S
+        while not _ended(self.pid) and time.monotonic() < until:
+            time.sleep(0.2)
+        self.signal(signal.SIGKILL)
+        (self.folder / "server.json").unlink(missing_ok=True)
+
+
+def _ended(pid: int) -> bool:
+    with suppress(ChildProcessError):  # one that an earlier run started is no child of ours
+        os.waitpid(pid, os.WNOHANG)
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "error:" in line]
+    return (telling or lines or ["it printed nothing"])[-1][:300]
+
+
+def adopt(servers: Sequence[Server], folder: Path, first_port: int) -> list[Server]:
+    """Take over what an earlier run kept, stop what is not asked for; the servers still to be started."""
+    wanted = {server.name: server for server in servers}
+    for path in folder.glob("*/server.json"):
+        told = json.loads(path.read_text())
+        kept = wanted.get(path.parent.name) or Server(path.parent.name, "", (), path.parent)
+        kept.port, kept.pid = told["port"], told["pid"]
+        kept.signal(signal.SIGCONT)
+        if kept.name in wanted and kept.target.is_healthy():
+            kept.start_s = 0.0
+        else:
+            kept.end()
+            kept.port = kept.pid = 0
+    taken = {server.port for server in servers}
+    free = (port for port in range(first_port, 65000, PORTS_APART) if port not in taken and _is_free(port))
+    new = [server for server in servers if not server.pid]
+    for server in new:
+        server.port = next(free)
+    return new
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@contextmanager
+def alone(server: Server, servers: Sequence[Server]) -> Iterator[None]:
+    """The other servers are stopped while the block runs."""
+    others = [each for each in servers if each is not server]
+    for each in others:
+        each.signal(signal.SIGSTOP)
+    server.signal(signal.SIGCONT)
+    try:
+        yield
+    finally:
+        for each in others:
+            each.signal(signal.SIGCONT)
+
+
+def measure(servers: Sequence[Server], workload: Workload) -> None:
+    """Warm up each, then send the requests in rounds, each beginning with another server."""
+    with ThreadPoolExecutor(len(servers)) as pool:  # what is compiled now is compiled by all at once
+        for number in range(workload.warmup):
+            up = [server for server in servers if server.failed is None]
+            list(pool.map(lambda server: server.send(-1 - number, workload), up))  # noqa: B023
+    for number in range(workload.requests):
+        first = number % len(servers)
+        for server in (*servers[first:], *servers[:first]):
+            if server.failed is None:
+                with alone(server, servers):
+                    server.ms.append(server.send(number, workload))
+
+
+def capture_all(traceable: Sequence[Server], live: Sequence[Server], options: Sequence[str]) -> None:
+    """Take the captures, at the same time only where no GPU is shared."""
+
+    def on_gpus(gpus: str) -> None:
+        for server in traceable:
+            if server.gpus == gpus:
+                with alone(server, [each for each in live if set(each.gpus) & set(gpus) - {","}]):
+                    capture(server, options)
+
+    different = sorted({server.gpus for server in traceable})
+    if different:
+        with ThreadPoolExecutor(len(different)) as pool:
+            list(pool.map(on_gpus, different))
+
+
+def capture(server: Server, options: Sequence[str]) -> None:
+    """Take its capture into FOLDER/NAME/capture."""
+    command = [
+        *LATENCYLAB,
+        "capture",
+        "--url",
+        server.target.url,
+        "-o",
+        str(server.folder / "capture"),
+        "--force",
+    ]
+    if not server.is_raw:
+        command += ["--server-dir", str(server.folder / "state")]
+    done = subprocess.run(  # noqa: S603 - our own command
+        [*command, *options], capture_output=True, text=True, check=False
+    )
+    (server.folder / "capture.log").write_text(done.stdout + done.stderr)
+    if done.returncode:
+        server.failed = f"no capture: {(done.stderr.strip().splitlines() or ['?'])[-1]}"
+
+
+def traced(folder: Path) -> dict[str, Any]:
+    """Of a capture: busy time of the steady steps of the rank with the most of it, and the ledger's proofs."""
+    opened = latencylab.open(folder)
+    steps = opened.steps[opened.steps.left_out.isna()]
+    by_rank = dict(iter(steps.groupby("rank", observed=True)))
+    rank = max(by_rank, key=lambda each: by_rank[each].busy_us.mean())
+    names = opened.gpu_ops
+    kernels = {str(name) for name in names.name[names.kind == "kernel"].unique()}
+    return {
+        "busy_us": [round(value, 3) for value in by_rank[rank].busy_us],
+        "wall_us": [round(value, 3) for value in by_rank[rank].wall_us],
+        "kernels_per_step": round(
+            len(names[(names.kind == "kernel") & (names["rank"] == rank)]) / len(by_rank[rank]), 1
+        ),
+        "in_trace": {
+            entry.name: position
+            for entry in Ledger.load().entries.values()
+            if (position := entry.in_trace(kernels)) != "unknown"
+        },
+        "verdict": opened.analysis.verdict.text,
+    }
+
+
+def run(given: argparse.Namespace) -> int:
+    """Start, measure, capture, write the results, and stop all but those to keep."""
+    folder: Path = given.folder
+    servers = [Server.parse(text, folder) for text in given.server]
+    common, sglang = shlex.split(given.common), shlex.split(given.sglang)
+    started = time.monotonic()
+    try:
+        for server in adopt(servers, folder, given.first_port):
+            server.start(common, sglang)
+        for server in servers:
+            server.await_health(started + given.start_timeout, started)
+            _say(f"{server.name}: {server.failed or f'ready after {server.start_s} s'}")
+        live = [server for server in servers if server.failed is None]
+        workload = Workload(given.input_tokens, given.output_tokens, given.rounds, given.warmup)
+        if live:
+            measure(live, workload)
+            _say(f"measured after {time.monotonic() - started:.0f} s")
+            traceable = [server for server in live if server.name not in given.keep and server.failed is None]
+            capture_all(traceable, live, shlex.split(given.capture))
+            _say(f"captured after {time.monotonic() - started:.0f} s")
+    finally:
+        with ThreadPoolExecutor(len(servers)) as pool:
+            list(
+                pool.map(Server.end, (s for s in servers if s.pid and (s.name not in given.keep or s.failed)))
+            )
+    found = [result(server) for server in servers]
+    number = 1 + len(list(folder.glob("run-*.json")))
+    (folder / f"run-{number}.json").write_text(json.dumps(found) + "\n")
+    _say(f"ended after {time.monotonic() - started:.0f} s")
+    return 3 if any(each["failed"] for each in found) else 0
+
+
+def result(server: Server) -> dict[str, Any]:
+    """What was found of a server, for the file of the run."""
+    held: dict[str, Any] = {
+        "name": server.name,
+        "gpus": server.gpus,
+        "options": server.options,
+        "failed": server.failed,
+        "start_s": server.start_s,
+        "step_ms": server.ms,
+    }
+    with suppress(InputError):
+        states = read_states(server.folder / "state")
+        held["ledger"] = states[min(states)].get("ledger") if states else None
+    if (server.folder / "capture" / "manifest.json").exists():
+        try:
+            held |= traced(server.folder / "capture")
+        except Exception as error:  # noqa: BLE001  # what was measured must not be lost with it
+            held["failed"] = held["failed"] or f"{type(error).__name__}: {error}"
+    shown = [round(value, 4) for value in server.ms if value is not None]
+    busy = statistics.fmean(held.get("busy_us") or [math.nan])
+    _say(f"{server.name}: ms/step {shown}, busy {busy:.1f} us, {held['failed'] or 'ok'}")
+    return held
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+@dataclass(frozen=True)
+class Against:
+    """A difference to the reference in us per step, and how far its 95 % interval reaches to either side."""
+
+    us: float
+    reach: float
+
+    def __str__(self) -> str:
+        resolved = abs(self.us) > self.reach
+        return f"{self.us:+,.0f} ± {self.reach:,.0f}" + ("" if resolved else " (not resolved)")
+
+
+def _is_reference(name: str) -> bool:
+    return name.partition(".")[0] == REFERENCE
+
+
+def paired(reference: Sequence[float | None], other: Sequence[float | None]) -> list[float]:
+    """Differences in us, round by round."""
+    both = zip(reference, other, strict=False)
+    return [1000 * (b - a) for a, b in both if a is not None and b is not None]
+
+
+def between(means: Sequence[float]) -> tuple[float, int]:
+    """Root mean square of differences between servers alike, and its degrees of freedom."""
+    return (math.sqrt(statistics.fmean([mean**2 for mean in means])), len(means)) if means else (0.0, 0)
+
+
+def reach(values: Sequence[float], apart: float, freedom: int) -> float:
+    """Of the interval of a mean of `values`, to which servers alike add a spread `apart`."""
+    own = student_quantile(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return math.hypot(own, student_quantile(0.975, freedom) * apart if freedom else 0.0)
+
+
+def proven(held: dict[str, Any]) -> str:
+    """Whether the server said that the optimisations it was told to switch are in that position."""
+    words, told = held["options"], held.get("ledger") or {}
+    off = {name for word, name in pairwise(words) if word == "--without"}
+    on = {name for word, name in pairwise(words) if word == "--with"}
+    off |= told.keys() - on if "all" in off else set()
+    wrong = [name for name in sorted(off) if told.get(name, "").startswith("on ")]
+    wrong += [name for name in sorted(on) if told.get(name, "").startswith("off ")]
+    if wrong:
+        return f"no: {', '.join(wrong)}"
+    return "yes" if (on | off) & told.keys() else ""
+
+
+def rows(runs: Sequence[Sequence[dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
+    """A row for each server of each run, as text: name, ms, against on, GPU busy us, against on, proven."""
+    alike: list[float] = []
+    busy = [
+        statistics.fmean(h["busy_us"])
+        for run in runs
+        for h in run
+        if h.get("busy_us") and _is_reference(h["name"])
+    ]
+    for held, reference in _with_reference(runs):
+        if _is_reference(held["name"]) and held is not reference:
+            alike.append(statistics.fmean(paired(reference["step_ms"], held["step_ms"])))
+    apart, freedom = between(alike)
+    spread = statistics.stdev(busy) * math.sqrt(1 + 1 / len(busy)) if len(busy) > 1 else 0.0
+    for held, reference in _with_reference(runs):
+        values = paired(reference["step_ms"], held["step_ms"])
+        ms = statistics.fmean(value for value in held["step_ms"] if value is not None)
+        cells = [held["name"], f"{ms:.3f}"]
+        same = held is reference
+        cells.append("" if same else str(Against(statistics.fmean(values), reach(values, apart, freedom))))
+        steps = held.get("busy_us")
+        if steps and busy:
+            difference = statistics.fmean(steps) - statistics.fmean(busy)
+            against = Against(difference, reach(steps, spread, len(busy) - 1))
+            cells += [f"{statistics.fmean(steps):,.0f}", "" if _is_reference(held["name"]) else str(against)]
+        else:
+            cells += ["", ""]
+        yield (*cells, proven(held))
+
+
+def _with_reference(
+    runs: Sequence[Sequence[dict[str, Any]]],
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each server that was measured in two rounds or more, with the reference of its run."""
+    for run in runs:
+        reference = next((held for held in run if held["name"] == REFERENCE), None)
+        for held in run:
+            if reference is not None and len(paired(reference["step_ms"], held["step_ms"])) > 1:
+                yield held, reference
+
+
+def table(given: argparse.Namespace) -> int:
+    """Print the table of all runs in the folders."""
+    paths = [path for folder in given.folders for path in sorted(folder.glob("run-*.json"))]
+    if not paths:
+        raise InputError(f"{given.folders[0]}: no run-*.json")
+    runs = [json.loads(path.read_text()) for path in paths]
+    head = ("", "ms/step", f"against {REFERENCE}, µs", "GPU busy, µs", f"against {REFERENCE}, µs", "proven")
+    lines = [head, ("---", "---:", "---:", "---:", "---:", "---"), *rows(runs)]
+    for line in lines:
+        sys.stdout.write(f"| {' | '.join(line)} |\n")
+    for held in (held for run in runs for held in run if held["failed"]):
+        sys.stdout.write(f"\n{held['name']} failed: {held['failed']}\n")
+    return 0
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    running = commands.add_parser("run")
+    running.set_defaults(act=run)
+    running.add_argument("folder", type=Path)
+    running.add_argument("--server", action="append", required=True)
+    running.add_argument("--common", default="")
+    running.add_argument("--sglang", default="", help="arguments of SGLang for all of them")
+    running.add_argument(
+        "--capture", default="--requests 2 --warmup 0 --output-tokens 512", help="its options"
+    )
+    running.add_argument("--keep", action="append", default=[])
+    running.add_argument("--rounds", type=int, default=6)
+    running.add_argument("--warmup", type=int, default=2)
+    running.add_argument("--input-tokens", type=int, default=8192)
+    running.add_argument("--output-tokens", type=int, default=512)
+    running.add_argument("--first-port", type=int, default=31000)
+    running.add_argument("--start-timeout", type=float, default=600.0)
+    telling = commands.add_parser("table")
+    telling.set_defaults(act=table)
+    telling.add_argument("folders", type=Path, nargs="+")
+    given = parser.parse_args()
+    try:
+        return int(given.act(given))
+    except InputError as error:
+        sys.stderr.write(f"ledger: error: {error}\n")
+        return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
