@@ -39,6 +39,7 @@ _PLACES = (
     "served_model_name",
     "LATENCYLAB_DIR",
     "SGLANG_RUN_ID",
+    "SGLANG_MOE_CONFIG_DIR",
 )
 # Of the workload, how much was measured (a change), and what came of it (neither).
 _AMOUNTS = ("requests", "warmup", "seed", "profiled_steps")
@@ -55,6 +56,7 @@ _GROUPS = {
     "fault": "faults",
 }
 _DRIVER = "cuda_driver_version"
+KIND, LEGS = "kind of step", "legs"
 
 Fields = dict[str, str]
 
@@ -110,8 +112,16 @@ def conflicts(base: Fields, head: Fields) -> tuple[Mismatch, ...]:
     return tuple(
         Mismatch(field, its, others)
         for field, its, others in _pairs(base, head)
-        if its is not None and others is not None and its != others
+        if its is not None and others is not None and its != others and not _is_launch(field, base, head)
     )
+
+
+def _is_launch(field: str, base: Fields, head: Fields) -> bool:
+    """Whether the legs differ only as one side launches some kernel by kernel: the same work, so a change."""
+    if field != LEGS or base.get(KIND) != head.get(KIND):
+        return False
+    ours, theirs = (set(side[LEGS].split(", ")) for side in (base, head))
+    return ours <= theirs or theirs <= ours
 
 
 def changed(base: Fields, head: Fields, shared: Collection[str]) -> tuple[Change, ...]:
@@ -177,8 +187,8 @@ def conditions(analysis: Analysis) -> Fields:
         "driver": _text(manifest.get("driver")),
         "CUDA driver": ", ".join(drivers),
         "ranks": ", ".join(str(rank.rank) for rank in analysis.ranks),
-        "kind of step": _of_ranks(analysis, lambda place: analysis.ranks[place].main.kind or ""),
-        "legs": _of_ranks(analysis, lambda place: _legs(analysis, place)),
+        KIND: _of_ranks(analysis, lambda place: analysis.ranks[place].main.kind or ""),
+        LEGS: _of_ranks(analysis, lambda place: _legs(analysis, place)),
         **{key: _model(arguments.get(key)) for key in MODEL_ARGS},
         **{key: _text(arguments.get(key)) for key in SHAPE_ARGS},
         **{f"workload.{key}": value for key, value in _flat(_workload(manifest))},
@@ -209,7 +219,10 @@ def _known_groups(analysis: Analysis) -> set[str]:
 def circumstances(analysis: Analysis) -> Fields:
     """All that a capture records of what may differ between two, each as a field with its value."""
     manifest = analysis.manifest or {}
-    fields = {"steps found by": ", ".join(sorted({rank.main.steps.source for rank in analysis.ranks}))}
+    fields = {
+        "steps found by": ", ".join(sorted({rank.main.steps.source for rank in analysis.ranks})),
+        LEGS: _of_ranks(analysis, lambda place: _legs(analysis, place)),
+    }
     for rank in analysis.ranks:
         fields |= {name: text for name, text in rank.tracing.versions.items() if name != _DRIVER}
     known = _known_groups(analysis)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from latencylab.analyzers.diff_sites import BAD
 from latencylab.model.comparison import (
@@ -15,6 +15,7 @@ from latencylab.model.comparison import (
     UnprofiledChange,
 )
 
+TELLING = 0.1  # of the change of a step: a part below it is not worth the first sentence
 MEANS = {
     "harmful": "it resets run-ahead and owns idle GPU time",
     "pinning": "it resets run-ahead",
@@ -33,15 +34,19 @@ def headline(
     if is_unchanged(kinds) and (unprofiled is None or not unprofiled.step_ms.change):
         lacking = _unmeasured(unprofiled)
         return f"Nothing changed{' in the trace' if lacking else ''}: every difference is zero{lacking}."
-    sites = [told for one in main.sites if (told := _site(one, calibration))]
-    if sites:
-        return f"{'; '.join(sites[:2])}; {how_much(main, unprofiled)}."
-    cause = _largest(main)
+    known = calibration if calibration is not None and calibration.calibrated else None
+    said = how_much(main, unprofiled, known)
+    sites = [(told, _leads(one, known)) for one in main.sites if (told := _site(one, known))]
+    leading = [told for told, leads in sites if leads]
+    if leading:
+        busy = _largest_of(_kernels(main)) if _tells_busy(main) else None
+        return f"{'; '.join(leading[:2])}; {said}{f'; on the GPU {busy}' if busy else ''}."
+    cause = _largest(main, known)
     wall = main.part("wall")
-    if cause is None and not wall.resolved:
-        return f"No change beyond the noise of steps: {how_much(main, unprofiled)}."
-    said = how_much(main, unprofiled)
-    return f"{said[0].upper()}{said[1:]}{f': {cause}' if cause else ''}."
+    if cause is None and not wall.resolved and not sites:
+        return f"No change beyond the noise of steps: {said}."
+    also = "".join(f"; {told[0].lower()}{told[1:]}" for told, _ in sites[:2])
+    return f"{said[0].upper()}{said[1:]}{f': {cause}' if cause else ''}{also}."
 
 
 def _unmeasured(unprofiled: UnprofiledChange | None) -> str:
@@ -61,37 +66,80 @@ def is_unchanged(kinds: Sequence[KindChange]) -> bool:
     )
 
 
-def how_much(main: KindChange, unprofiled: UnprofiledChange | None) -> str:
-    """The change of a step without the profiler, where both sides have one, and in the trace."""
+def how_much(
+    main: KindChange, unprofiled: UnprofiledChange | None, calibration: CalibrationChange | None
+) -> str:
+    """The change of a step without the profiler, where both sides have one, and in the trace.
+
+    Which parts it lies in is told of the step without the profiler where both sides are calibrated.
+    """
     said = []
     if unprofiled is not None and (ms := unprofiled.step_ms.change) is not None:
         said.append(
             f"without the profiler a step takes {abs(ms):,.2f} ms {'more' if ms >= 0 else 'less'}"
             f" ({unprofiled.step_ms.base:,.2f} ms to {unprofiled.step_ms.head:,.2f} ms)"
         )
+        if calibration is not None:
+            said[0] += _shares(calibration.predicted_step_us, _calibrated_parts(main, calibration))
     wall, unit = main.part("wall"), "step" if main.base_steps and main.head_steps else "window"
     change = wall.change or 0.0
     trace = f"{_size(change)} {'more' if change > 0 else 'less'} ({_size(wall.base)} to {_size(wall.head)})"
     if abs(change) < LEAST_US:
         trace = f"as long as before ({_size(wall.head)})"
-    said.append(f"in the trace {trace}" if said else f"in the trace a {unit} takes {trace}")
-    return ", ".join(said) + _shares(main)
+    shares = "" if said and calibration is not None else _shares(wall, _traced_parts(main))
+    return ", ".join([*said, f"in the trace {'' if said else f'a {unit} takes '}{trace}{shares}"])
 
 
-def _shares(main: KindChange) -> str:
-    """Which parts of the step the change in the trace lies in, the larger ones first."""
-    wall = abs(main.part("wall").change or 0.0)
-    names = {
-        "busy": "GPU busy",
-        "idle_host": "idle with the host late",
-        "idle_gpu": "the GPU's own idle",
-        "idle_unknown": "idle of unknown cause",
-    }
-    parts = [(name, main.part(key)) for key, name in names.items()]
-    telling = [(name, us) for name, us in parts if us.resolved and abs(us.change or 0.0) >= 0.2 * wall]
+def _traced_parts(main: KindChange) -> list[tuple[str, Delta]]:
+    return [
+        ("GPU busy", main.part("busy")),
+        ("idle with the host late", main.part("idle_host")),
+        ("the GPU's own idle", main.part("idle_gpu")),
+        ("idle of unknown cause", main.part("idle_unknown")),
+    ]
+
+
+def _calibrated_parts(main: KindChange, calibration: CalibrationChange) -> list[tuple[str, Delta]]:
+    """A profiler slows the host; kernels take as long without it."""
+    return [
+        ("GPU busy", main.part("busy")),
+        ("idle with the host late", calibration.idle_host_us),
+        ("the GPU's own idle", calibration.idle_gpu_us),
+    ]
+
+
+def _shares(whole: Delta, parts: Sequence[tuple[str, Delta]]) -> str:
+    """Which parts a change lies in, the larger ones first."""
+    least = TELLING * abs(whole.change or 0.0)
+    telling = [(name, us) for name, us in parts if us.resolved and abs(us.change or 0.0) >= least]
     telling.sort(key=lambda one: -abs(one[1].change or 0.0))
     said = " and ".join(f"{_signed(us)} {name}" for name, us in telling[:2])
     return f", of it {said}" if said else ""
+
+
+def _tells_busy(main: KindChange) -> bool:
+    """Whether GPU busy time is a part of the change worth a word, beside what the host did."""
+    busy, wall = main.part("busy"), main.part("wall")
+    return busy.resolved and abs(busy.change or 0.0) >= TELLING * abs(wall.change or 0.0)
+
+
+def _leads(change: SiteChange, calibration: CalibrationChange | None) -> bool:
+    """Whether a site is what a comparison is about.
+
+    It is not where calibration charges next to nothing to it: the host is late without the wait all the same.
+    """
+    cost = _cost(change, calibration)
+    if calibration is None or cost is None:
+        return True
+    return max(cost.base or 0.0, cost.head or 0.0) >= TELLING * abs(
+        calibration.predicted_step_us.change or 0.0
+    )
+
+
+def _cost(change: SiteChange, calibration: CalibrationChange | None) -> Delta | None:
+    """What removing the wait of a site gives on either side, without the profiler."""
+    sites = calibration.sites if calibration is not None else ()
+    return next((row.us for row in sites if row.name == change.site), None)
 
 
 def _site(change: SiteChange, calibration: CalibrationChange | None) -> str:
@@ -108,10 +156,7 @@ def _site(change: SiteChange, calibration: CalibrationChange | None) -> str:
     if change.how != "verdict" and verdict == "hidden":
         return ""
     means = MEANS[verdict]
-    cost = (
-        next((row.us for row in calibration.sites if row.name == change.site), None) if calibration else None
-    )
-    if calibration and calibration.calibrated and cost is not None:
+    if (cost := _cost(change, calibration)) is not None:
         worth = cost.base if change.how == "vanished" else cost.head
         means += f", and calibration charges {_size(worth)} a step to it"
     if change.how == "appeared":
@@ -121,15 +166,27 @@ def _site(change: SiteChange, calibration: CalibrationChange | None) -> str:
     return f"A blocking call is now {change.head_verdict}, not {change.base_verdict}: {change.site}"
 
 
-def _largest(main: KindChange) -> str | None:
+def _kernels(main: KindChange) -> list[tuple[Delta, str]]:
+    return [(one.us, kernel_words(one)) for one in main.kernels]
+
+
+def _largest(main: KindChange, calibration: CalibrationChange | None) -> str | None:
     """The part of the step that changed most, in words; None where none did beyond the noise."""
-    parts: list[tuple[Delta, str]] = [(one.us, kernel_words(one)) for one in main.kernels]
+    blame = main.blame if calibration is None else calibration.blame
+    parts = _kernels(main)
     parts += [(row.us, f"of the GPU's own idle ({row.name})") for row in main.gpu_idle]
-    parts += [(row.us, f"of idle with the host late ({row.name})") for row in main.blame]
+    parts += [(row.us, f"of idle with the host late ({row.name})") for row in blame]
+    if (largest := _largest_of(parts)) is not None:
+        return largest
+    structural = [one for one in main.kernels if one.how != "same"]
+    return kernel_words(structural[0]) if structural else None
+
+
+def _largest_of(parts: Iterable[tuple[Delta, str]]) -> str | None:
+    """The one that changed most, the earlier of equals; None where none did beyond the noise."""
     told = [one for one in parts if one[0].resolved and abs(one[0].change or 0.0) >= LEAST_US]
     if not told:
-        structural = [one for one in main.kernels if one.how != "same"]
-        return kernel_words(structural[0]) if structural else None
+        return None
     # Of what outweighs each other (a slower kernel that the host no longer waits behind), what made it so.
     us, words = max(told, key=lambda one: round(abs(one[0].change or 0.0), 1))
     return f"the most {_signed(us)} {words}"

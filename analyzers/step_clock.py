@@ -129,7 +129,9 @@ def _check_legs(clock: StepClock, view: KindView, wanted: set[str]) -> None:
     traced = {legs.name[row] for row in np.flatnonzero(view.legs).tolist()}
     if timed and not any(name.startswith("replay ") for name in traced):
         traced = {LEG.sub(r"\1", name) for name in traced}
-        if timed != traced:
+        # A leg that is launched kernel by kernel, not as a graph, has its span in the trace alone.
+        eager = {found.group(1) for name in view.rank.trace.names if (found := LEG.match(name))}
+        if not traced <= timed <= traced | eager:
             raise InputError(
                 "the step clock is of another configuration: legs "
                 f"{', '.join(sorted(traced)) or 'none'} in the trace, {', '.join(sorted(timed))} in it"

@@ -8,14 +8,14 @@ A server is NAME@GPUS and the options that `latencylab runtime launch` has for i
 with `raw` as the first word they are SGLang's own, after variables for its environment. All are started at
 once, then each round sends one request to each, so that what drifts on the host weighs on all alike; the
 others are stopped (SIGSTOP) meanwhile, since an idle scheduler spins. Then a capture of each is taken, of
-which the GPU's busy time is kept. What was found goes to FOLDER/run-1.json, run-2.json and so on. `--keep NAME`
-leaves a server to the next run of the same folder, and takes no capture of it: a process stays slower once a
-profiler was on in it.
+which the GPU's busy time is kept. What was found goes to FOLDER/run-1.json, run-2.json and so on.
+`--keep NAME` leaves a server to the next run of the same folder, and takes no capture of it: a process stays
+slower once a profiler was on in it.
 
 The table holds every server against the one named on: ms per step round by round within a run, and GPU busy
-time against the mean of all captures of on. The 95 % intervals join the spread over rounds, or steps, and
-that between servers alike, which is known where some were measured again under names such as on.2. Where an
-interval holds 0, the difference is not resolved. A server that does not start is told and left out.
+time against that of on on the same GPU, in any run. The 95 % intervals join the spread over rounds, or steps,
+and that between servers alike, which is known where some were measured again under names such as on.2. Where
+an interval holds 0, the difference is not resolved. A server that does not start is told and left out.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -43,6 +44,7 @@ import latencylab
 from latencylab.model.integrity import InputError
 from latencylab.runtime.bench import Workload
 from latencylab.runtime.client import HttpTarget
+from latencylab.runtime.clock_files import ServerClocks
 from latencylab.runtime.ledger import Ledger
 from latencylab.runtime.provenance import read_states
 from latencylab.stats import student_quantile
@@ -65,6 +67,7 @@ class Server:
     pid: int = 0
     start_s: float | None = None
     failed: str | None = None
+    captured: bool = False
     ms: list[float | None] = field(default_factory=list)
 
     @classmethod
@@ -103,7 +106,12 @@ class Server:
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self.pid = process.pid
-        (self.folder / "server.json").write_text(json.dumps({"port": self.port, "pid": self.pid}))
+        self.note(kept=False)
+
+    def note(self, *, kept: bool) -> None:
+        """Tell the next run of it; one that is not kept, as after a run that was killed, is stopped then."""
+        told = {"port": self.port, "pid": self.pid, "born": _born(self.pid), "kept": kept}
+        (self.folder / "server.json").write_text(json.dumps(told))
 
     def await_health(self, until: float, started: float) -> None:
         """Wait until it serves, ends, or `until` (monotonic s) is over."""
@@ -145,11 +153,21 @@ class Server:
 def _ended(pid: int) -> bool:
     with suppress(ChildProcessError):  # one that an earlier run started is no child of ours
         os.waitpid(pid, os.WNOHANG)
+    fields = _stat(pid)
+    return fields is None or fields[0] == "Z"
+
+
+def _born(pid: int) -> str | None:
+    fields = _stat(pid)
+    return fields[19] if fields is not None else None
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on, as the name before may hold anything."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
-        return True
-    return state == "Z"
+        return None
 
 
 def _last_line(log: Path) -> str:
@@ -163,10 +181,13 @@ def adopt(servers: Sequence[Server], folder: Path, first_port: int) -> list[Serv
     wanted = {server.name: server for server in servers}
     for path in folder.glob("*/server.json"):
         told = json.loads(path.read_text())
+        if _born(told["pid"]) not in (None, told["born"]):  # the number belongs to another process by now
+            path.unlink()
+            continue
         kept = wanted.get(path.parent.name) or Server(path.parent.name, "", (), path.parent)
         kept.port, kept.pid = told["port"], told["pid"]
         kept.signal(signal.SIGCONT)
-        if kept.name in wanted and kept.target.is_healthy():
+        if kept.name in wanted and told["kept"] and kept.target.is_healthy():
             kept.start_s = 0.0
         else:
             kept.end()
@@ -212,19 +233,37 @@ def measure(servers: Sequence[Server], workload: Workload) -> None:
                     server.ms.append(server.send(number, workload))
 
 
+def refresh(servers: Sequence[Server]) -> None:
+    """Have each write its state anew: it does not tell yet what came after the first requests."""
+    for server in servers:
+        with suppress(InputError):
+            ServerClocks.of(server.folder / "state").switch_on()
+
+
 def capture_all(traceable: Sequence[Server], live: Sequence[Server], options: Sequence[str]) -> None:
     """Take the captures, at the same time only where no GPU is shared."""
 
-    def on_gpus(gpus: str) -> None:
-        for server in traceable:
-            if server.gpus == gpus:
-                with alone(server, [each for each in live if set(each.gpus) & set(gpus) - {","}]):
+    def one_after_the_other(group: Sequence[Server]) -> None:
+        for server in group:
+            if server in traceable:
+                with alone(server, group):
                     capture(server, options)
 
-    different = sorted({server.gpus for server in traceable})
-    if different:
-        with ThreadPoolExecutor(len(different)) as pool:
-            list(pool.map(on_gpus, different))
+    groups = sharing(live)
+    with ThreadPoolExecutor(len(groups)) as pool:
+        list(pool.map(one_after_the_other, groups))
+
+
+def sharing(servers: Sequence[Server]) -> list[list[Server]]:
+    """The servers in groups that have no GPU in common."""
+    groups: list[tuple[set[str], list[Server]]] = []
+    for server in servers:
+        gpus, group = set(server.gpus.split(",")), [server]
+        for other in [other for other in groups if other[0] & gpus]:
+            groups.remove(other)
+            gpus, group = gpus | other[0], other[1] + group
+        groups.append((gpus, group))
+    return [group for _, group in groups]
 
 
 def capture(server: Server, options: Sequence[str]) -> None:
@@ -244,7 +283,8 @@ def capture(server: Server, options: Sequence[str]) -> None:
         [*command, *options], capture_output=True, text=True, check=False
     )
     (server.folder / "capture.log").write_text(done.stdout + done.stderr)
-    if done.returncode:
+    server.captured = done.returncode == 0
+    if not server.captured:
         server.failed = f"no capture: {(done.stderr.strip().splitlines() or ['?'])[-1]}"
 
 
@@ -275,27 +315,36 @@ def run(given: argparse.Namespace) -> int:
     """Start, measure, capture, write the results, and stop all but those to keep."""
     folder: Path = given.folder
     servers = [Server.parse(text, folder) for text in given.server]
+    if twice := [name for name, count in Counter(each.name for each in servers).items() if count > 1]:
+        raise InputError(f"{twice[0]}: two servers have this name")
     common, sglang = shlex.split(given.common), shlex.split(given.sglang)
     started = time.monotonic()
     try:
-        for server in adopt(servers, folder, given.first_port):
+        starting = adopt(servers, folder, given.first_port)
+        for server in starting:
             server.start(common, sglang)
-        for server in servers:
+        for server in starting:
             server.await_health(started + given.start_timeout, started)
             _say(f"{server.name}: {server.failed or f'ready after {server.start_s} s'}")
         live = [server for server in servers if server.failed is None]
         workload = Workload(given.input_tokens, given.output_tokens, given.rounds, given.warmup)
         if live:
             measure(live, workload)
+            refresh([server for server in live if server.failed is None])
             _say(f"measured after {time.monotonic() - started:.0f} s")
             traceable = [server for server in live if server.name not in given.keep and server.failed is None]
             capture_all(traceable, live, shlex.split(given.capture))
             _say(f"captured after {time.monotonic() - started:.0f} s")
     finally:
+        kept = [
+            each
+            for each in servers
+            if each.start_s is not None and each.name in given.keep and not each.failed
+        ]
+        for server in kept:
+            server.note(kept=True)
         with ThreadPoolExecutor(len(servers)) as pool:
-            list(
-                pool.map(Server.end, (s for s in servers if s.pid and (s.name not in given.keep or s.failed)))
-            )
+            list(pool.map(Server.end, (each for each in servers if each.pid and each not in kept)))
     found = [result(server) for server in servers]
     number = 1 + len(list(folder.glob("run-*.json")))
     (folder / f"run-{number}.json").write_text(json.dumps(found) + "\n")
@@ -316,7 +365,7 @@ def result(server: Server) -> dict[str, Any]:
     with suppress(InputError):
         states = read_states(server.folder / "state")
         held["ledger"] = states[min(states)].get("ledger") if states else None
-    if (server.folder / "capture" / "manifest.json").exists():
+    if server.captured:
         try:
             held |= traced(server.folder / "capture")
         except Exception as error:  # noqa: BLE001  # what was measured must not be lost with it
@@ -377,34 +426,53 @@ def proven(held: dict[str, Any]) -> str:
     return "yes" if (on | off) & told.keys() else ""
 
 
+class Busy:
+    """GPU busy time of the reference, by GPU: two GPUs of one host differ by more than two servers on one."""
+
+    def __init__(self, runs: Sequence[Sequence[dict[str, Any]]]) -> None:
+        self._means: dict[str, list[float]] = {}
+        for held in (
+            held for run in runs for held in run if held.get("busy_us") and _is_reference(held["name"])
+        ):
+            self._means.setdefault(held["gpus"], []).append(statistics.fmean(held["busy_us"]))
+        groups = [means for means in self._means.values() if len(means) > 1]
+        self._freedom = sum(len(means) - 1 for means in groups)
+        squares = sum(statistics.variance(means) * (len(means) - 1) for means in groups)
+        self._spread = math.sqrt(squares / self._freedom) if groups else 0.0
+
+    def against(self, held: dict[str, Any]) -> Against | None:
+        """How a server differs from the reference on its GPU; None where there is none."""
+        means, steps = self._means.get(held["gpus"]), held.get("busy_us")
+        if not means or not steps:
+            return None
+        apart = self._spread * math.sqrt(1 + 1 / len(means))
+        difference = statistics.fmean(steps) - statistics.fmean(means)
+        return Against(difference, reach(steps, apart, self._freedom))
+
+
 def rows(runs: Sequence[Sequence[dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
-    """A row for each server of each run, as text: name, ms, against on, GPU busy us, against on, proven."""
-    alike: list[float] = []
-    busy = [
-        statistics.fmean(h["busy_us"])
-        for run in runs
-        for h in run
-        if h.get("busy_us") and _is_reference(h["name"])
+    """A row for each server of each run as text: name, ms and its least, against on, GPU busy, against on, proven."""
+    alike = [
+        statistics.fmean(paired(reference["step_ms"], held["step_ms"]))
+        for held, reference in _with_reference(runs)
+        if _is_reference(held["name"]) and held is not reference
     ]
-    for held, reference in _with_reference(runs):
-        if _is_reference(held["name"]) and held is not reference:
-            alike.append(statistics.fmean(paired(reference["step_ms"], held["step_ms"])))
     apart, freedom = between(alike)
-    spread = statistics.stdev(busy) * math.sqrt(1 + 1 / len(busy)) if len(busy) > 1 else 0.0
+    busy = Busy(runs)
     for held, reference in _with_reference(runs):
         values = paired(reference["step_ms"], held["step_ms"])
-        ms = statistics.fmean(value for value in held["step_ms"] if value is not None)
-        cells = [held["name"], f"{ms:.3f}"]
-        same = held is reference
-        cells.append("" if same else str(Against(statistics.fmean(values), reach(values, apart, freedom))))
-        steps = held.get("busy_us")
-        if steps and busy:
-            difference = statistics.fmean(steps) - statistics.fmean(busy)
-            against = Against(difference, reach(steps, spread, len(busy) - 1))
-            cells += [f"{statistics.fmean(steps):,.0f}", "" if _is_reference(held["name"]) else str(against)]
-        else:
-            cells += ["", ""]
-        yield (*cells, proven(held))
+        sent = [value for value in held["step_ms"] if value is not None]
+        slower = Against(statistics.fmean(values), reach(values, apart, freedom))
+        more = None if _is_reference(held["name"]) else busy.against(held)
+        yield (
+            held["name"],
+            f"{statistics.fmean(sent):.3f}",
+            f"{min(sent):.3f}",
+            "" if held is reference else str(slower),
+            f"{statistics.fmean(held['busy_us']):,.0f}" if held.get("busy_us") else "",
+            "" if more is None else str(more),
+            proven(held),
+        )
 
 
 def _with_reference(
@@ -424,8 +492,16 @@ def table(given: argparse.Namespace) -> int:
     if not paths:
         raise InputError(f"{given.folders[0]}: no run-*.json")
     runs = [json.loads(path.read_text()) for path in paths]
-    head = ("", "ms/step", f"against {REFERENCE}, µs", "GPU busy, µs", f"against {REFERENCE}, µs", "proven")
-    lines = [head, ("---", "---:", "---:", "---:", "---:", "---"), *rows(runs)]
+    head = (
+        "",
+        "ms/step",
+        "fastest",
+        f"against {REFERENCE}, µs",
+        "GPU busy, µs",
+        f"against {REFERENCE}, µs",
+        "proven",
+    )
+    lines = [head, ("---", "---:", "---:", "---:", "---:", "---:", "---"), *rows(runs)]
     for line in lines:
         sys.stdout.write(f"| {' | '.join(line)} |\n")
     for held in (held for run in runs for held in run if held["failed"]):
@@ -459,6 +535,7 @@ def main() -> int:
     telling.set_defaults(act=table)
     telling.add_argument("folders", type=Path, nargs="+")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the servers would stay
     try:
         return int(given.act(given))
     except InputError as error:

@@ -19,6 +19,8 @@ from latencylab.reports import format as fmt
 from latencylab.reports import summary
 from latencylab.reports.names import collective_name, short_name
 
+# Of what a server is told there are many, and a comparison may change a dozen of them: one line for all.
+MANY = {"server argument": "server arguments", "switch": "switches", "package": "packages"}
 TOP = 12  # rows of a table; the rest is one row
 INTERVAL = (
     "95 % interval: how far the noise of the steps within these two captures moves the difference (circular"
@@ -110,8 +112,25 @@ def side(facts: SideFacts, kind: KindChange, is_base: bool) -> str:
 
 
 def changed(comparison: Comparison) -> list[str]:
-    """What was changed between the two, one a line."""
-    return [f"{one.field}: {one.base or 'none'} to {one.head or 'none'}" for one in comparison.changes]
+    """What was changed between the two: a line for each, or for three and more of one sort."""
+    turned: dict[str, list[str]] = {}
+    told: dict[str, list[str]] = {}
+    for one in comparison.changes:
+        sort = next((its for its in ("ledger", *MANY) if one.field.startswith(f"{its} ")), "")
+        name = one.field.removeprefix(f"{sort} ")
+        states = [(side or "unknown").partition(" ")[0] for side in (one.base, one.head)]
+        if sort == "ledger" and states[0] != states[1]:
+            turned.setdefault(f"optimisations {states[0]} to {states[1]}", []).append(name)
+        else:
+            told.setdefault(sort, []).append(f"{name}: {one.base or 'none'} to {one.head or 'none'}")
+    lines = [*told.pop("", []), *(f"{how}: {', '.join(names)}" for how, names in turned.items())]
+    for sort, its in told.items():
+        lines += (
+            [f"{MANY[sort]}: {'; '.join(its)}"]
+            if sort in MANY and len(its) > 2
+            else [f"{sort} {x}" for x in its]
+        )
+    return lines
 
 
 def not_known(comparison: Comparison) -> list[str]:

@@ -15,13 +15,16 @@ request the table is made here, from the rounds that it measured: steps per seco
 The server needs a table to start with, of two equal rates: with none, or with one rate, the mode compact
 verifies everything, whatever the budget, and the profiler does not notice.
 
-What to expect of it: 0.5.23 captures ragged verify in graphs of whole blocks, so one request always replays
-the graph of a whole block, and the table is flat but for what padding saves within it. `graph_sizes` tells.
+What to expect of it: 0.5.23 captures ragged verify in graphs of whole blocks, and pads every layout of one
+request to the whole block, so the table is flat but for what padding saves within it; by a flat table the
+budget is all tokens. `graph_sizes` tells. The mode compact also verifies without the fused kernel of linear
+attention, so its steps say nothing of how long those of the mode static take.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -40,6 +43,8 @@ RECORD_KEY = "dspark_info_record"  # of an internal state in /server_info
 SHARD_STEPS = 256  # a shard is written when so many steps were collected, and what is left is lost
 _PROFILER = "sglang.benchmark.dspark_sps_profiler"
 _FIT = "sglang.benchmark.dspark_sts_fit"
+# What the profiler logs where an import failed; it goes on, to fail later at what it lacks.
+_LACKS = re.compile(r"Full sglang runtime unavailable \((.+?)\); using", re.DOTALL)
 
 TABLE_FLAG = "--speculative-dspark-sps-table-path"
 # Two equal rates: a budget is scheduled, and left to whoever pins it.
@@ -226,7 +231,10 @@ def collect(
 
 
 def run_tool(command: Sequence[str], log: Path) -> None:
-    """Run one of SGLang's tools, what it prints going to `log`. Raises InputError with its last line."""
+    """Run one of SGLang's tools, what it prints going to `log`.
+
+    Raises InputError with the import that failed where the tool says so, else with its last line.
+    """
     try:
         with log.open("wb") as out:
             code = subprocess.run(  # noqa: S603 - our own command
@@ -235,7 +243,12 @@ def run_tool(command: Sequence[str], log: Path) -> None:
     except OSError as error:
         raise InputError(f"cannot run {command[0]}: {error.strerror or error}") from None
     if code:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        text = log.read_text(errors="replace")
+        if lacks := _LACKS.search(text):
+            raise InputError(
+                f"SGLang's tool cannot import what it needs: {' '.join(lacks[1].split())} ({log})"
+            )
+        lines = [line for line in text.splitlines() if line.strip()]
         raise InputError(
             f"SGLang's tool ended with exit code {code}: {lines[-1] if lines else 'no word'} ({log})"
         )

@@ -142,10 +142,10 @@ class Injector:
     def switch(self, faults: Iterable[Injected], scheduler: Any) -> None:
         """Have these faults and no others from here on; called while the scheduler is idle."""
         self._take(faults)
-        lengths = scheduler.future_map
-        if self._needs_lengths is None:
-            self._needs_lengths = lengths.needs_cpu_seq_lens
-        lengths.needs_cpu_seq_lens = self._needs_lengths or self._kda
+        if self._kda and self._needs_lengths is None:
+            self._needs_lengths = scheduler.future_map.needs_cpu_seq_lens
+        if self._needs_lengths is not None:  # else it was never touched
+            scheduler.future_map.needs_cpu_seq_lens = self._needs_lengths or self._kda
         if self._gpu_us:
             self._cycles_per_us = self._cycles_per_us or _cycles_per_us()
             self.active["gpu-work"]["cycles_per_us"] = round(self._cycles_per_us, 1)

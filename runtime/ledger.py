@@ -21,6 +21,9 @@ from latencylab.model.integrity import InputError
 State = Literal["on", "off", "default", "unavailable"]
 ALL = "all"  # among those to put off: every one that is not put on
 FOLDER = "{artefacts}"  # in a value: the folder that the artefacts of this deployment are in
+SHIPPED = (
+    Path(str(files("latencylab.runtime"))) / "tuned"
+)  # what was measured once and for all, as for one GPU
 _Record = TypeVar("_Record")
 
 
@@ -276,15 +279,17 @@ def _merged(rows: tuple[Row, ...], artefacts: Path | None) -> Switches:
 
 
 def _folder(name: str, position: Position, artefacts: Path | None) -> str:
-    """The folder of artefacts, checked for what the position needs of it."""
+    """The folder that has what the position needs: the deployment's own, or else the one shipped here."""
     if not position.files:
         return ""
+    folders = [artefacts, SHIPPED] if artefacts is not None else [SHIPPED]
+    for folder in folders:
+        if all(any(folder.glob(file)) for file in position.files):
+            return str(folder.absolute())
     if artefacts is None:
         raise InputError(f"{name} needs a folder of artefacts with {', '.join(position.files)}")
-    for file in position.files:
-        if not any(artefacts.glob(file)):
-            raise InputError(f"{name}: {artefacts} has no {file}")
-    return str(artefacts.absolute())
+    lacking = next(file for file in position.files if not any(artefacts.glob(file)))
+    raise InputError(f"{name}: {artefacts} has no {lacking}")
 
 
 def _read(path: Traversable) -> Optimisation:

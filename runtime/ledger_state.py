@@ -24,6 +24,8 @@ _KERNELS = "sglang.kernels.ops"
 _ATTENTION = "sglang.srt.layers.attention"
 _MOE = "sglang.srt.layers.moe.moe_runner.triton_utils"
 _NODES = Path("/sys/devices/system/node")
+# Of a process that has frozen nothing itself: Python 3.12 starts with some objects frozen.
+_FROZEN_AT_START = gc.get_freeze_count()
 
 
 def observed_state(scheduler: Any = None) -> dict[str, str]:
@@ -208,15 +210,25 @@ def _ragged(mode: str) -> Observer:
 
 
 def _fusion(_scheduler: Any) -> str:
-    from sglang.srt.runtime_context import get_exec
+    from sglang.srt.runtime_context import get_exec, get_resources
 
     backend = get_exec().comm.flashinfer_allreduce_fusion_backend
-    return _told(backend is not None, f"backend {backend}")
+    if backend is None:
+        return _told(False, "backend None")
+    if backend == "cutedsl":
+        return "unknown (cutedsl has another workspace)"
+    module = sys.modules["sglang.srt.layers.flashinfer_comm_fusion"]
+    held = get_resources().buffers
+    managers = [held[name] for name in held if name.startswith("flashinfer_fusion_")]
+    made = sorted({str(manager.backend) for manager in managers if manager.initialized})
+    if not made or module.is_flashinfer_allreduce_unavailable():
+        return _told(False, f"backend {backend} has no workspace, see the server's log")
+    return _told(True, f"workspace of {', '.join(made)}")
 
 
 def _freeze(_scheduler: Any) -> str:
-    is_frozen = gc.get_freeze_count() > 0
-    return _told(is_frozen, f"{'some' if is_frozen else 'no'} objects are frozen")
+    is_frozen = gc.get_freeze_count() > _FROZEN_AT_START
+    return _told(is_frozen, f"{'' if is_frozen else 'no '}objects were frozen since the start")
 
 
 def _threshold(_scheduler: Any) -> str:

@@ -64,7 +64,8 @@ PRESETS: dict[str, Preset] = {
                 "--speculative-algorithm": ("DSPARK",),
                 "--speculative-draft-attention-backend": ("triton",),
             },
-            # Verifies every drafted token; the other modes need a cost table measured with real weights.
+            # Verifies every drafted token. The other modes need a calibration, which takes real weights, and
+            # a table of costs, and save nothing with one request: see ragged-compact in the ledger.
             {"SGLANG_RAGGED_VERIFY_MODE": "static"},
             accept_length="5",
             has_draft=True,

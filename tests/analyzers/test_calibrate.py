@@ -202,6 +202,28 @@ def test_a_clock_of_another_configuration_is_refused_with_the_difference() -> No
     assert calibrate(view, Unprofiled((), {0: other}), None).status == "uncalibrated"
 
 
+def test_a_leg_of_the_clock_may_be_launched_kernel_by_kernel() -> None:
+    """The trace then has its span, and no graph of it."""
+    its = capture(lambda steps: loop(GPU_BOUND, steps), uniform)
+    assert its.unprofiled is not None
+    clock = its.unprofiled.clocks[0]
+    names = {
+        "draft": "ll.draft",
+        "step": "ll.verify",
+        "draft_extend": "ll.extend",
+        "copy_result_to_cpu": "ll.decode",
+    }
+    more = renamed(clock, span=tuple(names.get(span, span) for span in clock.span))
+    view = kind_in_front(examine(its))
+    with pytest.raises(
+        InputError, match="legs draft, extend, verify in the trace, decode, draft, extend, verify in it"
+    ):
+        clock_steps(more, view, frozenset())
+    traced = replace(its.traces[0], names=(*its.traces[0].names, "ll.decode"))
+    seen = kind_in_front(examine(replace(its, traces=(traced,))))
+    assert len(clock_steps(more, seen, frozenset())) == len(clock_steps(clock, view, frozenset()))
+
+
 def test_a_map_of_other_software_is_refused_with_the_difference() -> None:
     ours = {"gpu": "H200", "packages": {"torch": "2.14.1"}, "server_args": {"tp_size": 1}}
     refuse_other_software(ours, ours | {"faults": {"x": True}})

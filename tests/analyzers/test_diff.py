@@ -20,7 +20,7 @@ from latencylab.analyzers.diff_calibration import compare_calibrations
 from latencylab.analyzers.diff_verdict import headline
 from latencylab.model.calibration import Calibration, Estimate, SiteCost
 from latencylab.model.capture import Capture
-from latencylab.model.comparison import Comparison, Delta, KindChange
+from latencylab.model.comparison import Comparison, Delta, KindChange, UnprofiledChange
 from latencylab.model.integrity import InputError
 from latencylab.model.unprofiled import Request, Unprofiled
 from latencylab.traces import open_capture, sample_path
@@ -199,6 +199,30 @@ def test_calibration_says_what_the_new_wait_costs() -> None:
         assert ("calibration charges 1.20 ms a step to it" in headline(kinds, None, found)) == said
 
 
+def test_a_wait_that_calibration_charges_nothing_to_does_not_lead() -> None:
+    """The step became slower by something else: the host would be late without the wait all the same."""
+    stall = synth.decode_loop(["nextn"] * STEPS, synth.Shape(host=30_000, stall=True), sync_records=True)
+    kinds = compare(base(), opened(stall), force=True).kinds
+    sides = [
+        Calibration(
+            "calibrated", predicted_step_us=Estimate(us, us, us), idle_host_us=Estimate(idle, idle, idle)
+        )
+        for us, idle in ((5000.0, 100.0), (9000.0, 3300.0))
+    ]
+    steps = UnprofiledChange(Delta(5.0, 9.0), 6, 6, None, None)
+    for charged, leads in ((0.0, False), (399.0, False), (400.0, True), (3000.0, True)):
+        cost = SiteCost(
+            kinds[0].sites[0].site, 3.0, ESTIMATE, Estimate(charged, 0, charged), 0.0, 900.0, "pinning"
+        )
+        found = compare_calibrations(sides[0], replace(sides[1], syncs=(cost,)))
+        said = headline(kinds, steps, found)
+        assert said.startswith(
+            "A blocking call appeared" if leads else "Without the profiler a step takes 4.00 ms more"
+        )
+        assert "locking call appeared: cudaStreamSynchronize" in said
+        assert "(5.00 ms to 9.00 ms), of it +3.20 ms idle with the host late" in said
+
+
 def test_an_unclear_new_wait_is_named_and_a_hidden_one_is_not() -> None:
     kind = compare(base(), base()).kinds[0]
     assert kind.sites[0].head_verdict == "unclear"
@@ -352,6 +376,22 @@ def test_other_kinds_are_refused_unless_forced() -> None:
         "verify": False,
         "extend": True,
     }
+
+
+def test_a_leg_launched_kernel_by_kernel_is_a_change() -> None:
+    """The same work without its graph; legs of other names are other work."""
+    loops = [
+        synth.decode_loop(
+            ["nextn"] * STEPS, synth.Shape(legs=tuple(synth.Leg(name, nodes=3) for name in names))
+        )
+        for names in (("draft", "verify", "extend"), ("draft", "verify"), ("draft", "extend"))
+    ]
+    whole, eager, other = map(opened, loops)
+    for found in (compare(whole, eager), compare(eager, whole)):
+        assert found.mismatches == ()
+        assert [one.field for one in found.changes] == ["legs"]
+    with pytest.raises(InputError, match="legs: draft, verify against draft, extend"):
+        compare(eager, other)
 
 
 # ranks

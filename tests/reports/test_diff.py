@@ -168,6 +168,27 @@ def test_text_holds_everything(whole: Comparison) -> None:
         assert part in text
 
 
+def test_many_changes_of_one_sort_are_one_line(stalled: Comparison) -> None:
+    changes = (
+        Change("ledger pdl", "off (it is False)", "on (it is True)"),
+        Change("ledger fused-swiglu", "off (0 of 40)", "on (33 of 40)"),
+        Change("ledger metadata-graph", "on (not replayed yet)", "on (it was replayed)"),
+        Change("ledger tuned-moe", None, "on (4 sizes)"),
+        *(Change(f"switch {name}", None, "1") for name in "ABC"),
+        *(Change(f"server argument {name}", "1", "2") for name in "de"),
+        Change("commit", "abc", "def"),
+    )
+    assert tables.changed(replace(stalled, changes=changes)) == [
+        "commit: abc to def",
+        "optimisations off to on: pdl, fused-swiglu",
+        "optimisations unknown to on: tuned-moe",
+        "ledger metadata-graph: on (not replayed yet) to on (it was replayed)",
+        "switches: A: none to 1; B: none to 1; C: none to 1",
+        "server argument d: 1 to 2",
+        "server argument e: 1 to 2",
+    ]
+
+
 @pytest.mark.parametrize("width", [40, 80, 160])
 def test_text_fits_and_is_harmless(any_comparison: Comparison, width: int) -> None:
     text = text_of(any_comparison, width)

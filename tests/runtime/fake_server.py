@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -393,14 +393,21 @@ def environment(behaviour: Behaviour) -> dict[str, str]:
     return {"FAKE_BEHAVIOUR": json.dumps(asdict(behaviour))}
 
 
-def install_fake_sglang(folder: Path) -> None:
-    """A package `sglang` whose `python -m sglang.launch_server` is this file."""
+def install_fake_sglang(folder: Path, flags: Iterable[str] = ()) -> None:
+    """A package `sglang` whose `python -m sglang.launch_server` is this file.
+
+    With flags it has sources that know them, without which `runtime launch` starts nothing.
+    """
     package = folder / "sglang"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "launch_server.py").write_text(
         f"import runpy\nrunpy.run_path({str(Path(__file__).resolve())!r}, run_name='__main__')\n"
     )
+    if flags:
+        (package / "srt").mkdir()
+        known = "".join(f"parser.add_argument({flag!r}, action='any')\n" for flag in flags)
+        (package / "srt" / "server_args.py").write_text(known)
 
 
 def main() -> None:

@@ -22,6 +22,20 @@ def test_a_command_is_read_back_and_numbered(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["control.json"]
 
 
+def test_a_command_names_faults_or_leaves_them_be(tmp_path: Path) -> None:
+    for faults in ("item;gc:every=5", "", None):
+        control.write_control(tmp_path, clock=True, write=False, faults=faults)
+        command = control.read_control(tmp_path)
+        assert command is not None
+        assert command.faults == faults
+
+
+@pytest.mark.parametrize("faults", [7, ["item"], {"item": {}}, False])
+def test_faults_that_are_no_text_are_left_be(tmp_path: Path, faults: object) -> None:
+    control.write_json(tmp_path / control.CONTROL, {"sequence": 1, "clock": True, "faults": faults})
+    assert control.read_control(tmp_path) == control.Command(1, clock=True, write=False, faults=None)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"sequence": "x"}', "{"])
 def test_what_is_no_command_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / control.CONTROL).write_text(text)

@@ -244,6 +244,21 @@ def test_a_tool_that_fails_is_told_by_its_last_line(tmp_path):
         artefact.run_tool(["/nowhere"], log)
 
 
+def test_an_import_that_the_profiler_lacked_is_told(tmp_path, sglang_wheel):
+    """It only warns of it, and ends in an error that says nothing."""
+    source = sglang_wheel("sglang/benchmark/dspark_sps_profiler.py")
+    warning = "Full sglang runtime unavailable (%s); using a torch-free fallback import. "
+    assert f'"{warning}"' in source
+    for why in ("No module named 'multiprocess'", "cannot import name 'a' from 'b' (/x/b.py)\n of two lines"):
+        code = f"print({warning % why!r}); None()"
+        with pytest.raises(InputError) as told:
+            artefact.run_tool([sys.executable, "-c", code], tmp_path / "log")
+        said = " ".join(why.split())
+        assert str(told.value) == f"SGLang's tool cannot import what it needs: {said} ({tmp_path / 'log'})"
+    with pytest.raises(InputError, match="exit code 1: TypeError"):
+        artefact.run_tool([sys.executable, "-c", "None()"], tmp_path / "log")
+
+
 def test_provenance_lies_beside(tmp_path):
     info = {"model_path": "m", "load_format": "dummy", "version": "0.5.23", "api_key": "geheim"}
     about = artefact.provenance("table of costs", ["a", "b"], info, input_tokens=8)

@@ -183,13 +183,40 @@ def test_what_else_is_read(sources: Sources) -> None:
     for attribute in ("forward_stream", "schedule_stream", "enable_overlap"):
         assert f"self.{attribute}" in scheduler
     assert _function(sources.parse("sglang.srt.runtime_context").body, "get_parallel") is not None
-    kda = _class(sources.parse("sglang.srt.layers.attention.linear.kda_backend"), "KDAAttnBackend")
-    assert kda is not None
-    assert "needs_cpu_seq_lens: bool = False" in {ast.unparse(node) for node in kda.body}
     modes = _class(sources.parse("sglang.srt.model_executor.forward_batch_info"), "ForwardMode")
     assert modes is not None
     named = {ast.unparse(node).split(" ")[0] for node in modes.body if isinstance(node, ast.Assign)}
     assert {"EXTEND", "DECODE", "MIXED", "SPLIT_PREFILL"} <= named
+
+
+def test_lengths_on_the_host_are_asked_for_by_an_attribute_of_the_future_map(sources: Sources) -> None:
+    """It is made once, read in every step and copied nowhere, so setting it on the object is enough."""
+    tree = sources.parse("sglang.srt.managers.overlap_utils")
+    future_map = _class(tree, "FutureMap")
+    assert future_map is not None
+    using = {
+        node.name: ast.unparse(node)
+        for node in future_map.body
+        if "needs_cpu_seq_lens" in ast.unparse(node) and isinstance(node, ast.FunctionDef)
+    }
+    assert set(using) == {"__init__", "resolve_seq_lens_cpu"}
+    assert "self.needs_cpu_seq_lens = needs_cpu_seq_lens" in using["__init__"]
+    assert not any("needs_cpu_seq_lens" in ast.unparse(n) for n in future_map.body if not hasattr(n, "body"))
+    (gate,) = [
+        node
+        for node in ast.walk(future_map)
+        if isinstance(node, ast.If) and "needs_cpu_seq_lens" in ast.unparse(node.test)
+    ]
+    assert ast.unparse(gate.test) == "not self.needs_cpu_seq_lens"
+    assert isinstance(gate.body[-1], ast.Return)
+    after = using["resolve_seq_lens_cpu"].partition(ast.unparse(gate.test))[2]
+    assert "fwd_prepare_d2h_stream.synchronize()" in after
+
+    # The scheduler makes it where it itself is made, keeps it under this name, and reads it anew each time.
+    assert [*sources.subclasses("FutureMap")] == []
+    scheduler = ast.unparse(sources.parse(SCHEDULER_MODULE))
+    assert re.findall(r"self\.(\w+) = [^\n]*needs_cpu_seq_lens", scheduler) == ["future_map"]
+    assert scheduler.count("self.future_map = ") == 1
 
 
 def test_the_algorithms_are_known_to_sglang(sources: Sources) -> None:

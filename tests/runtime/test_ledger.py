@@ -11,9 +11,10 @@ import pytest
 from latencylab.cli import run
 from latencylab.model.integrity import InputError
 from latencylab.runtime import ledger_hooks
-from latencylab.runtime.ledger import Ledger
+from latencylab.runtime.ledger import SHIPPED, Ledger
 from latencylab.runtime.ledger_hooks import HOOKS
 from latencylab.runtime.ledger_state import OBSERVERS
+from latencylab.runtime.moe_tuning import Shape
 from latencylab.runtime.presets import PRESETS
 
 LEDGER = Ledger.load()
@@ -115,6 +116,55 @@ def test_one_that_lost_its_ground_is_unavailable():
         LEDGER.apply("nextn", off=["fused-kda-verify", "kda-verify-block"])
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_all_that_is_on_unasked_can_be_put_off(preset, ranks):
+    usual = LEDGER.apply(preset, ranks=ranks).positions
+    switches = LEDGER.apply(preset, off=["all"], ranks=ranks)
+    rows = {row.entry.name: row for row in switches.rows}
+    assert set(rows) == set(LEDGER.entries)
+    assert not any(row.is_on for row in rows.values())
+    lost = {name for name, is_on in usual.items() if is_on and set(LEDGER.entries[name].needs) & set(usual)}
+    for name, is_on in usual.items():
+        wanted = "unavailable" if name in lost else "off" if is_on else "default"
+        assert (name, rows[name].state) == (name, wanted)
+    assert all(rows[name].state == "unavailable" for name in rows.keys() - usual.keys())
+    assert set(switches.hooks) == {row.entry.off.hook for row in rows.values() if row.state == "off"} - {None}
+
+
+def test_all_off_leaves_some_unavailable():
+    rows = {row.entry.name: row for row in LEDGER.apply("nextn", off=["all"]).rows}
+    assert (rows["kda-verify-block"].state, rows["kda-verify-block"].by) == (
+        "unavailable",
+        "needs fused-kda-verify",
+    )
+    assert rows["fused-kda-verify"].state == rows["pdl"].state == "off"
+    assert rows["ragged-compact"].state == "unavailable"  # of another preset
+
+
+def test_what_is_put_on_stays_on_where_all_is_put_off(artefacts):
+    switches = LEDGER.apply("nextn", on=["pdl", "metadata-graph"], off=["all"])
+    assert {name for name, is_on in switches.positions.items() if is_on} == {"pdl", "metadata-graph"}
+    assert {row.state for row in switches.rows if row.is_on} == {"on"}
+    assert "no-pdl" not in switches.hooks
+    switches = LEDGER.apply(
+        "dspark", on=["ragged-compact"], off=["all"], artefacts=artefacts
+    )  # not on unasked
+    assert {name for name, is_on in switches.positions.items() if is_on} == {"ragged-compact"}
+    switches = LEDGER.apply("nextn", off=["all", "pdl"])
+    assert switches == LEDGER.apply("nextn", off=["all"])
+
+
+def test_all_off_takes_the_ground_of_what_is_put_on():
+    with pytest.raises(InputError, match=r"kda-verify-block has no effect on .*: needs fused-kda-verify"):
+        LEDGER.apply("nextn", on=["kda-verify-block"], off=["all"])
+    switches = LEDGER.apply("nextn", on=["kda-verify-block", "fused-kda-verify"], off=["all"])
+    assert {name for name, is_on in switches.positions.items() if is_on} == {
+        "kda-verify-block",
+        "fused-kda-verify",
+    }
+
+
 @pytest.fixture
 def artefacts(tmp_path) -> Path:
     for name in ("dspark-sps.json", "dspark-sts.json"):
@@ -140,14 +190,35 @@ def test_missing_artefacts_are_named(artefacts):
     (artefacts / "dspark-sts.json").unlink()
     with pytest.raises(InputError, match=r"ragged-compact: .* has no dspark-sts\.json"):
         LEDGER.apply("dspark", on=["ragged-compact"], artefacts=artefacts)
-    with pytest.raises(InputError, match="has no configs/triton"):
-        LEDGER.apply("dspark", on=["tuned-moe"], artefacts=artefacts)
+
+
+def test_what_is_tuned_here_is_shipped_and_a_deployments_own_goes_first(artefacts, tmp_path):
+    def folder(**given):
+        return LEDGER.apply("nextn", **given).environment["SGLANG_MOE_CONFIG_DIR"]
+
+    assert folder() == folder(artefacts=artefacts) == str(SHIPPED)
+    own = tmp_path / "configs" / "triton_3_9_0"
+    own.mkdir(parents=True)
+    (own / "E=513,N=192,device_name=NVIDIA_H200.json").write_text("{}")
+    assert folder(artefacts=tmp_path) == str(tmp_path)
+    assert "SGLANG_MOE_CONFIG_DIR" not in LEDGER.apply("nextn", off=["tuned-moe"]).environment
+    shape = Shape.of_rank()
+    for part in ("", "_down"):
+        name = f"E={shape.experts},N={shape.width},device_name=NVIDIA_H200{part}.json"
+        (path,) = SHIPPED.glob(f"configs/triton_*/{name}")
+        sizes = json.loads(path.read_text())
+        assert {"1", "6", "8", "9", "8192"} <= sizes.keys()
+        assert all(each["BLOCK_SIZE_M"] >= 16 for each in sizes.values())
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"on": ["nonsense"]}, "no optimisation is named nonsense; there are "),
+        ({"on": ["all"]}, "no optimisation is named all; there are "),
+        ({"on": ["all"], "off": ["all"]}, "no optimisation is named all; there are "),
+        ({"on": ["pdl"], "off": ["all", "pdl"]}, "pdl cannot be both on and off"),
+        ({"off": ["all", "nonsense"]}, "no optimisation is named nonsense; there are "),
         ({"on": ["pdl"], "off": ["pdl"]}, "pdl cannot be both on and off"),
         ({"on": ["allreduce-fusion"]}, "fusion has no effect on dspark with 1 ranks: needs 2 ranks"),
         ({"on": ["metadata-graph"]}, "metadata-graph has no effect on dspark .*: SGLang turns it off"),
@@ -214,6 +285,13 @@ def test_command_shows_what_a_launch_sets(capfd, preset):
     assert {name: row["position"] == "on" for name, row in rows.items() if row["position"]} == positions
 
 
+def test_command_puts_all_off_but_one(capfd):
+    options = ["--preset", "nextn", "--with", "pdl", "--without", "all", "--format", "json"]
+    assert run(["runtime", "ledger", *options]) == 0
+    rows = json.loads(capfd.readouterr().out)["nextn"]
+    assert [row["name"] for row in rows if row["position"] == "on"] == ["pdl"]
+
+
 def test_command_as_text(capfd):
     assert run(["runtime", "ledger"]) == 0
     out = capfd.readouterr().out
@@ -231,6 +309,8 @@ def test_command_as_text(capfd):
         (["turbo"], 3, "no optimisation is named turbo"),
         (["--with", "pdl"], 2, "--with and --without go with --preset"),
         (["--preset", "plain", "--with", "ragged-compact"], 3, "has no effect on plain"),
+        (["--preset", "plain", "--with", "all"], 3, "no optimisation is named all"),
+        (["--preset", "plain", "--with", "all", "--without", "all"], 2, "all is put both on and off"),
     ],
 )
 def test_command_refuses(capfd, arguments, code, said):
@@ -264,3 +344,22 @@ def test_a_trace_of_the_old_path():
     assert entry.in_trace(["assign_extend_cache_locs_uniform", "other"]) == "on"
     assert LEDGER.entries["small-moe-align"].in_trace(["moe_align_block_size_kernel"]) == "off"
     assert LEDGER.entries["small-moe-align"].in_trace([]) == "unknown"
+
+
+def test_a_trace_of_ragged_verify():
+    compact, cap_accept = (LEDGER.entries[f"ragged-{mode}"] for mode in ("compact", "cap-accept"))
+    planner = ["_schedule_topk_prep_kernel", "_cap_correct_len_kernel"]
+    assert (compact.in_trace(planner), cap_accept.in_trace(planner)) == ("off", "unknown")
+    planner.append("_compact_row_index_kernel")
+    assert (compact.in_trace(planner), cap_accept.in_trace(planner)) == ("on", "off")
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<...>",
+        "void flashinfer::trtllm_mnnvl_allreduce::oneshotAllreduceFusionKernel<4, __nv_bfloat16, true>",
+    ],
+)
+def test_a_trace_of_fused_all_reduce(kernel):
+    assert LEDGER.entries["allreduce-fusion"].in_trace([kernel]) == "on"

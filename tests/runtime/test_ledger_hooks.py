@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from latencylab.model.integrity import InputError
-from latencylab.runtime import ledger_hooks
+from latencylab.runtime import ledger_hooks, ledger_state
 from latencylab.runtime.ledger import Ledger
 from latencylab.runtime.ledger_hooks import install_hooks, tree_without_locations
 from latencylab.runtime.ledger_state import observed_state, unhooked
@@ -160,7 +160,7 @@ def _scheduler(**changes: Any) -> SimpleNamespace:
     planner = SimpleNamespace(
         mode_value=known["mode"],
         is_verify_all=False,
-        _confidence_head=SimpleNamespace(sts_temperatures=[1.0]),
+        _confidence_head=SimpleNamespace(sts_temperatures=SimpleNamespace(dim=lambda: 1)),
         _budget_planner=SimpleNamespace(),
     )
     draft = SimpleNamespace(
@@ -209,6 +209,45 @@ def test_a_value_set_by_a_hook_is_seen(monkeypatch, hook):
     assert observed_state()[entry.name].startswith("on (")
     install_hooks([hook])
     assert observed_state()[entry.name].startswith("off (")
+
+
+def test_only_what_was_frozen_since_the_start_counts(monkeypatch):
+    """Python 3.12 starts with frozen objects, and a capture of graphs sets the count to 0."""
+    counts = {376: "on (objects were", 375: "off (no objects were", 0: "off (no objects were"}
+    monkeypatch.setattr(ledger_state, "_FROZEN_AT_START", 375)
+    for count, said in counts.items():
+        monkeypatch.setattr(gc, "get_freeze_count", lambda count=count: count)
+        assert observed_state()["gc-freeze"].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("backend", "made", "unavailable", "said"),
+    [
+        (None, (), False, "off (backend None)"),
+        ("auto", (True, True), False, "on (workspace of trtllm)"),
+        ("auto", (True, False), True, "off (backend auto has no workspace, see the server's log)"),
+        ("auto", (), False, "off (backend auto has no workspace, see the server's log)"),
+        ("cutedsl", (), False, "unknown (cutedsl has another workspace)"),
+    ],
+)
+def test_fused_all_reduce_needs_its_workspace(monkeypatch, backend, made, unavailable, said):
+    names = ("flashinfer_fusion_attn_tp_workspace", "flashinfer_fusion_moe_tp_workspace")
+    managers = {
+        name: SimpleNamespace(initialized=is_made, backend="trtllm" if is_made else None)
+        for name, is_made in zip(names, made, strict=False)
+    }
+    _place(
+        monkeypatch,
+        "sglang.srt.runtime_context",
+        get_exec=lambda: SimpleNamespace(comm=SimpleNamespace(flashinfer_allreduce_fusion_backend=backend)),
+        get_resources=lambda: SimpleNamespace(buffers={"other": object(), **managers}),
+    )
+    _place(
+        monkeypatch,
+        "sglang.srt.layers.flashinfer_comm_fusion",
+        is_flashinfer_allreduce_unavailable=lambda: unavailable,
+    )
+    assert observed_state()["allreduce-fusion"] == said
 
 
 # With SGLang's own registry

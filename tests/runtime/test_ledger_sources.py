@@ -40,7 +40,7 @@ def _names(node: ast.AST, name: str) -> bool:
 
 
 def _words(node: ast.AST) -> set[str]:
-    """Every name, attribute, argument and text in a node."""
+    """Every name, attribute, argument, keyword and text in a node."""
     found: set[str] = set()
     for each in ast.walk(node):
         match each:
@@ -50,6 +50,8 @@ def _words(node: ast.AST) -> set[str]:
                 found.add(each.attr)
             case ast.arg():
                 found.add(each.arg)
+            case ast.keyword(arg=str(name)):
+                found.add(name)
             case ast.alias():
                 found |= {each.name, each.asname or each.name}
             case ast.Constant() if isinstance(each.value, str):

@@ -63,6 +63,7 @@ class Toy:
     on_idle: Callable[[Any, int], None] = lambda _scheduler, _turn: None
     idle_turns: int = 0
     eagle_class: Any = None  # instead of EAGLEWorkerV2
+    needs_cpu_seq_lens: bool = False  # what the attention backends ask for
 
     def install(self, monkeypatch: Any, env: dict[str, str]) -> None:
         """Put the modules where `import` finds them, set the environment, and load the plugin."""
@@ -82,6 +83,7 @@ class Toy:
 
 
 LEG_US = 150.0
+COPY_US = 5.0
 
 
 def make_toy(algorithm: str | None = None, *, drift: float = 0.0, parallel: Parallel | None = None) -> Toy:  # noqa: C901
@@ -210,16 +212,29 @@ def make_toy(algorithm: str | None = None, *, drift: float = 0.0, parallel: Para
             on_publish(torch.Tensor([8193]))
 
     class FutureMap:
-        def __init__(self) -> None:
+        def __init__(self, needs_cpu_seq_lens: bool) -> None:
+            self.needs_cpu_seq_lens = needs_cpu_seq_lens
             self.publish_ready: Any = None
+            self.lengths = torch.Tensor([0])
+            self.copy_stream = torch.cuda.Stream()
 
         def resolve_seq_lens_cpu(self, batch: Any, stream_ordered: bool = False) -> None:
             if self.publish_ready is not None:
                 self.publish_ready.wait(gpu.current)
+            # Only what a draft belongs to has lengths that the host does not know.
+            if algorithm is None or batch.forward_mode is ForwardMode.EXTEND or not self.needs_cpu_seq_lens:
+                return
+            if self.publish_ready is None:
+                self.lengths.cpu()
+                return
+            self.copy_stream.wait_event(self.publish_ready)
+            self.copy_stream.work(COPY_US)
+            self.copy_stream.synchronize()
 
         def publish(self, future_indices: Any, new_seq_lens: Any, confidence: Any = None) -> None:
             self.publish_ready = self.publish_ready or torch.cuda.Event()
             self.publish_ready.record()
+            self.lengths = new_seq_lens
 
         def stash(self, future_indices: Any, payload: Any) -> None:
             pass
@@ -254,7 +269,7 @@ def make_toy(algorithm: str | None = None, *, drift: float = 0.0, parallel: Para
                 "DSPARK": lambda: DSparkWorkerV2(self.tp_worker),
             }.get(server_args.speculative_algorithm, lambda: None)()
             self.model_worker = self.draft_worker or self.tp_worker
-            self.future_map = FutureMap()
+            self.future_map = FutureMap(toy.needs_cpu_seq_lens)
             self.request_receiver = SchedulerRequestReceiver()
             self.profiler_manager = SchedulerProfilerManager()
             graph = torch.cuda.CUDAGraph()
@@ -317,9 +332,6 @@ def make_toy(algorithm: str | None = None, *, drift: float = 0.0, parallel: Para
         def on_idle(self) -> None:
             pass
 
-    class KDAAttnBackend:
-        needs_cpu_seq_lens = False
-
     parallel = parallel or Parallel()
     contents: dict[str, dict[str, Any]] = {
         "managers.scheduler": {"Scheduler": Scheduler},
@@ -345,7 +357,6 @@ def make_toy(algorithm: str | None = None, *, drift: float = 0.0, parallel: Para
         "speculative.eagle_utils": {"eagle_sample": lambda verify_input, batch, logits_output: None},
         "speculative.dspark_components.dspark_draft": {"DraftBlockProposer": DraftBlockProposer},
         "speculative.dspark_components.dspark_verify": {"TargetVerifyExecutor": TargetVerifyExecutor},
-        "layers.attention.linear.kda_backend": {"KDAAttnBackend": KDAAttnBackend},
         "runtime_context": {"get_parallel": lambda: parallel},
     }
     for path, members in contents.items():
