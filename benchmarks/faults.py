@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from latencylab.model.integrity import InputError
@@ -20,6 +21,7 @@ from latencylab.runtime.bench import Workload
 from latencylab.runtime.capture import Before, Plan, check_capture, record_profiled, record_unprofiled
 from latencylab.runtime.client import HttpTarget
 from latencylab.runtime.clock_files import ServerClocks
+from latencylab.runtime.faults import parse_faults
 from latencylab.runtime.provenance import describe_machine, describe_server, read_states
 
 
@@ -28,12 +30,12 @@ def record(
 ) -> list[str]:
     """Take a capture of each case; what is wrong with them, a line each. Raises InputError."""
     before: dict[str, Before] = {}
-    try:
+    wrong: list[str] = []
+    with clocks.alone(), _put_back(clocks):
         for name, faults in cases.items():
             clocks.switch_faults(faults)
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name).mkdir(parents=True)
             before[name] = record_unprofiled(folder / name, target, plan.workload, clocks)
-        wrong = []
         for name, faults in cases.items():
             clocks.switch_faults(faults)
             about = {
@@ -45,9 +47,33 @@ def record(
                 folder / name, target, plan, before[name], ranks=len(clocks.ranks), about=about
             )
             wrong += [f"{name}: {found.text}" for found in (*findings, *check_capture(folder / name))]
-        return wrong
-    finally:
-        clocks.switch_faults("")
+    return wrong
+
+
+@contextmanager
+def _put_back(clocks: ServerClocks) -> Iterator[None]:
+    """No fault stays on the server after the block."""
+    try:
+        yield
+    except BaseException:
+        with suppress(InputError):  # the server may be gone, and what is told is what went wrong first
+            clocks.switch_faults("")
+        raise
+    clocks.switch_faults("")
+
+
+def read_cases(folder: Path, texts: Sequence[str]) -> dict[str, str]:
+    """Faults by name. Raises InputError for what is no case, or was recorded already."""
+    cases: dict[str, str] = {}
+    for text in texts:
+        name, _, faults = text.partition("=")
+        parse_faults(faults)
+        if name in cases:
+            raise InputError(f"case {name}: given twice")
+        if (folder / name).exists():
+            raise InputError(f"{folder / name}: is there already")
+        cases[name] = faults
+    return cases
 
 
 def main() -> int:
@@ -66,10 +92,12 @@ def main() -> int:
     parser.add_argument("--output-tokens", type=int, default=512)
     given = parser.parse_args()
     workload = Workload(given.input_tokens, given.output_tokens, given.requests, given.warmup)
-    cases = dict(case.partition("=")[::2] for case in given.case)
+    plan = Plan(workload, given.steps)
     try:
+        plan.check()
+        cases = read_cases(given.folder, given.case)
         clocks = ServerClocks.of(given.server_dir)
-        for line in record(given.folder, HttpTarget(given.url), clocks, cases, Plan(workload, given.steps)):
+        for line in record(given.folder, HttpTarget(given.url), clocks, cases, plan):
             sys.stderr.write(f"{line}\n")
     except InputError as error:
         sys.stderr.write(f"faults: error: {error}\n")

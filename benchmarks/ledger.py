@@ -189,6 +189,7 @@ def adopt(servers: Sequence[Server], folder: Path, first_port: int) -> list[Serv
         kept.signal(signal.SIGCONT)
         if kept.name in wanted and told["kept"] and kept.target.is_healthy():
             kept.start_s = 0.0
+            kept.note(kept=False)
         else:
             kept.end()
             kept.port = kept.pid = 0
@@ -289,7 +290,7 @@ def capture(server: Server, options: Sequence[str]) -> None:
 
 
 def traced(folder: Path) -> dict[str, Any]:
-    """Of a capture: busy time of the steady steps of the rank with the most of it, and the ledger's proofs."""
+    """Of a capture: the steady steps' busy time on the rank with the most of it, and the ledger's proofs."""
     opened = latencylab.open(folder)
     steps = opened.steps[opened.steps.left_out.isna()]
     by_rank = dict(iter(steps.groupby("rank", observed=True)))
@@ -323,8 +324,10 @@ def run(given: argparse.Namespace) -> int:
         starting = adopt(servers, folder, given.first_port)
         for server in starting:
             server.start(common, sglang)
+        until = started + given.start_timeout
+        with ThreadPoolExecutor(len(servers)) as pool:  # to ask one that is not ready can take its time
+            list(pool.map(lambda server: server.await_health(until, started), starting))
         for server in starting:
-            server.await_health(started + given.start_timeout, started)
             _say(f"{server.name}: {server.failed or f'ready after {server.start_s} s'}")
         live = [server for server in servers if server.failed is None]
         workload = Workload(given.input_tokens, given.output_tokens, given.rounds, given.warmup)
@@ -336,11 +339,8 @@ def run(given: argparse.Namespace) -> int:
             capture_all(traceable, live, shlex.split(given.capture))
             _say(f"captured after {time.monotonic() - started:.0f} s")
     finally:
-        kept = [
-            each
-            for each in servers
-            if each.start_s is not None and each.name in given.keep and not each.failed
-        ]
+        ready = [server for server in servers if server.start_s is not None and server.failed is None]
+        kept = [server for server in ready if server.name in given.keep]
         for server in kept:
             server.note(kept=True)
         with ThreadPoolExecutor(len(servers)) as pool:
@@ -431,10 +431,12 @@ class Busy:
 
     def __init__(self, runs: Sequence[Sequence[dict[str, Any]]]) -> None:
         self._means: dict[str, list[float]] = {}
-        for held in (
-            held for run in runs for held in run if held.get("busy_us") and _is_reference(held["name"])
-        ):
+        self._own: dict[str, float] = {}
+        for held in (held for run in runs for held in run if _is_reference(held["name"])):
+            if len(held.get("busy_us", ())) < 2:
+                continue
             self._means.setdefault(held["gpus"], []).append(statistics.fmean(held["busy_us"]))
+            self._own[held["gpus"]] = reach(held["busy_us"], 0.0, 0)
         groups = [means for means in self._means.values() if len(means) > 1]
         self._freedom = sum(len(means) - 1 for means in groups)
         squares = sum(statistics.variance(means) * (len(means) - 1) for means in groups)
@@ -442,16 +444,18 @@ class Busy:
 
     def against(self, held: dict[str, Any]) -> Against | None:
         """How a server differs from the reference on its GPU; None where there is none."""
-        means, steps = self._means.get(held["gpus"]), held.get("busy_us")
-        if not means or not steps:
+        means, steps = self._means.get(held["gpus"]), held.get("busy_us", ())
+        if not means or len(steps) < 2:
             return None
         apart = self._spread * math.sqrt(1 + 1 / len(means))
+        # The spread between servers has that over the steps of the reference in it.
+        its_own = 0.0 if self._freedom else self._own[held["gpus"]]
         difference = statistics.fmean(steps) - statistics.fmean(means)
-        return Against(difference, reach(steps, apart, self._freedom))
+        return Against(difference, math.hypot(reach(steps, apart, self._freedom), its_own))
 
 
 def rows(runs: Sequence[Sequence[dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
-    """A row for each server of each run as text: name, ms and its least, against on, GPU busy, against on, proven."""
+    """A row for each server of each run: name, ms, the least, against on, GPU busy, against on, proven."""
     alike = [
         statistics.fmean(paired(reference["step_ms"], held["step_ms"]))
         for held, reference in _with_reference(runs)

@@ -91,11 +91,16 @@ class ServerClocks:
 
     def switch_faults(self, faults: str) -> None:
         """Have these faults and no others, as `parse_faults` reads them. Raises InputError."""
-        wanted = {fault.name for fault in parse_faults(faults)}
+        wanted = {fault.name: fault.values for fault in parse_faults(faults)}
         if late := self._order(clock=True, write=False, faults=faults):
             raise InputError(f"rank {late[0]} did not switch its faults within {OBEY_S:g} s")
         for rank, state in read_states(self.folder).items():
-            if set(state.get("faults") or {}) != wanted:
+            there = state.get("faults") or {}
+            if there.keys() != wanted.keys() or any(
+                there[name].get(key) != value
+                for name, values in wanted.items()
+                for key, value in values.items()
+            ):
                 raise InputError(f"rank {rank} does not say that it has the faults {faults or 'none'}")
 
     def account(self, rank: int) -> dict[str, Any]:

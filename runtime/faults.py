@@ -184,4 +184,4 @@ def _cycles_per_us() -> float:
     torch.cuda._sleep(CALIBRATION_CYCLES)
     end.record()
     end.synchronize()
-    return CALIBRATION_CYCLES / (start.elapsed_time(end) * 1000)
+    return float(CALIBRATION_CYCLES / (start.elapsed_time(end) * 1000))

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from latencylab.model.integrity import InputError, OutputError
 from latencylab.runtime.ledger import Ledger
+from latencylab.runtime.ledger_hooks import LIVELY_WEIGHTS
 from latencylab.runtime.presets import PRESETS, SUPPORTED_SGLANG, Preset
 from latencylab.runtime.settings import VARIABLES, Settings
 from latencylab.runtime.sglang_source import Installed, check_arguments, find_sglang
@@ -103,6 +104,7 @@ def build_launch(
     draft_model: str | None = None,
     tp: int | None = None,
     shape: str | None = None,
+    lively_weights: bool = False,
     workdir: Path = Path(),
     host: str = DEFAULT_HOST,
     port: int = DEFAULT_PORT,
@@ -115,6 +117,8 @@ def build_launch(
     """The command of a preset, for a real model or, with `shape`, for its stand-in of random weights.
 
     `tp` is 4 for a model and 1 for a shape where not given; a shape's config.json is written into `workdir`.
+    `lively_weights` are a shape's weights of such a size that its answers depend on every layer; routing and
+    acceptance are not simulated with them, so that the answers are its own and can be asked for again.
     `extra` are arguments as SGLang takes them; they replace the preset's. `overrides` puts optimisations of
     the ledger on or off; `artefacts` is the folder of what some of them need. `find` looks for the SGLang to
     check against.
@@ -123,6 +127,8 @@ def build_launch(
     chosen = _preset(preset)
     if (model is None) == (shape is None):
         raise InputError("a launch needs either a model or a shape")
+    if lively_weights and shape is None:
+        raise InputError("only a shape has random weights to be made lively")
     if draft_model is not None and (shape is not None or not chosen.has_draft):
         raise InputError(f"{'a shape' if shape else f'the preset {preset}'} takes no draft model")
     ranks = tp if tp is not None else (1 if shape else DEFAULT_RANKS)
@@ -147,10 +153,12 @@ def build_launch(
     if draft_model is not None:
         arguments["--speculative-draft-model-path"] = (draft_model,)
     if shape is not None:
-        environment |= {**_stand_in_environment(chosen), **switches.stand_in}
+        if not lively_weights:
+            environment |= {**_simulated(chosen), **switches.stand_in}
         arguments |= _stand_in(shape, ranks, workdir, chosen)
-    if switches.hooks:
-        settings = replace(settings or Settings(folder=workdir.absolute()), hooks=switches.hooks)
+    hooks = (*switches.hooks, LIVELY_WEIGHTS) if lively_weights else switches.hooks
+    if hooks:
+        settings = replace(settings or Settings(folder=workdir.absolute()), hooks=hooks)
     if settings is not None:
         environment |= settings.to_env()
     if installed is not None:
@@ -219,8 +227,11 @@ def _merged_config(config: Mapping[str, str], own: tuple[str, ...] | None) -> st
     return json.dumps({**config, **given})
 
 
-def _stand_in_environment(preset: Preset) -> dict[str, str]:
-    """Random weights route to a few experts and accept no draft; both are replaced by what a model does."""
+def _simulated(preset: Preset) -> dict[str, str]:
+    """Tiny random weights route to a few experts and accept no draft; both are replaced by what a model does.
+
+    SGLang then draws experts anew at every launch of its kernel, and accepts a fixed token unseen.
+    """
     environment = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}
     if preset.accept_length is not None:
         environment["SGLANG_SIMULATE_ACC_LEN"] = preset.accept_length

@@ -1,5 +1,7 @@
 """Hooks that bring an old path of SGLang back where it has no switch for it; the ledger names them.
 
+One is for stand-ins and no entry's: it makes random weights large enough to matter.
+
 The plugin installs them in a scheduler process before the model is built: values are set at once, functions
 are registered with SGLang's registry, which the plugin then has applied. All of it is in place before
 anything is captured.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,6 +24,8 @@ from latencylab.model.integrity import InputError
 Register = Callable[[str, Callable[..., Any], str], None]
 # A function of SGLang and what was put around it.
 Installed = tuple[str, Callable[..., Any]]
+
+LIVELY_WEIGHTS = "lively-weights"
 
 _MOE_ALIGN = "sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size"
 _KDA_VERIFY = "sglang.kernels.ops.attention.linear.fused_kda_conv_recurrent_verify"
@@ -211,6 +216,37 @@ def _device_dspark_plans(register: Register) -> None:
     )
 
 
+def _lively_weights(register: Register) -> None:
+    def around(original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
+        original(model, *args, **kwargs)
+        enliven(model)
+
+    register("sglang.srt.model_loader.weight_utils.initialize_dummy_weights", around, "around")
+
+
+def enliven(model: Any) -> None:
+    """Draw the weights of a `torch.nn.Module` again, in place, so that every layer shapes what comes out.
+
+    SGLang's own are within 0.001 of zero, norms included, and alike in layers of one shape. A weight of shape
+    (..., inputs) gets the standard deviation inputs ** -0.5, which is 0.02 for a width of 2,560 and keeps the
+    scale of what passes through it; a norm's becomes 1. The seed is the weight's name, so each has its own
+    and all processes the same. What is no weight (biases, scales, KDA's A_log and dt_bias) stays, and so does
+    what has fewer than 16 bits.
+    """
+    import torch
+
+    for name, parameter in model.named_parameters():
+        values = parameter.data
+        if not values.is_floating_point() or values.element_size() < 2:
+            continue
+        if values.dim() > 1 and name.endswith("weight"):
+            generator = torch.Generator(device=values.device)
+            generator.manual_seed(zlib.crc32(name.encode()))
+            values.normal_(0.0, values.shape[-1] ** -0.5, generator=generator)
+        elif values.dim() == 1 and name.endswith("norm.weight"):
+            values.fill_(1.0)
+
+
 HOOKS: dict[str, Hook] = {
     hook.name: hook
     for hook in (
@@ -231,5 +267,6 @@ HOOKS: dict[str, Hook] = {
         Hook("router-library-gemm", "ROUTER_GATE_MATVEC_MAX_M is 0", _router_library_gemm),
         Hook("no-gc-freeze", "freeze_gc sets thresholds alone", _no_gc_freeze),
         Hook("device-dspark-plans", "FlashInfer plans DSpark's verify from the device", _device_dspark_plans),
+        Hook(LIVELY_WEIGHTS, "random weights are as large as those of a fresh model", _lively_weights),
     )
 }

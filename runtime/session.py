@@ -89,7 +89,7 @@ class Session:
         HookRegistry.apply_hooks()
         self._refuse(hooks.verify(self._targets, self._hooks))
         if missing := unhooked(restored):
-            raise SystemExit(f"latencylab: refused to start: {missing[0]} could not be put on its old path")
+            raise SystemExit(f"latencylab: refused to start: {missing[0]} could not be hooked")
 
         result = original(scheduler, *args, **kwargs)
 

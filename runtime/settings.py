@@ -15,7 +15,7 @@ SPANS = "LATENCYLAB_SPANS"
 CLOCK = "LATENCYLAB_CLOCK"
 STRICT = "LATENCYLAB_STRICT"
 FAULTS = "LATENCYLAB_FAULTS"
-HOOKS = "LATENCYLAB_HOOKS"  # of the optimisation ledger
+HOOKS = "LATENCYLAB_HOOKS"  # of `ledger_hooks`
 VARIABLES = (DIR, SPANS, CLOCK, STRICT, FAULTS, HOOKS)
 # Where spans go: to NVTX (Nsight Systems), to the torch profiler while one runs.
 SPAN_SINKS = ("nvtx", "profiler")

@@ -24,11 +24,18 @@ class Model:
     draft: str | None
     shape: str | None
     tp: int | None
+    lively_weights: bool
 
     @property
     def given(self) -> str | None:
         """An option that was given, or None where none was."""
-        options = {"--model": self.path, "--draft-model": self.draft, "--shape": self.shape, "--tp": self.tp}
+        options = {
+            "--model": self.path,
+            "--draft-model": self.draft,
+            "--shape": self.shape,
+            "--lively-weights": self.lively_weights or None,
+            "--tp": self.tp,
+        }
         return next((option for option, value in options.items() if value is not None), None)
 
     def check(self, preset: str) -> None:
@@ -36,6 +43,8 @@ class Model:
         context = click.get_current_context()
         if bool(self.path) == bool(self.shape):
             raise click.UsageError("give either --model or --shape", context)
+        if self.lively_weights and self.shape is None:
+            raise click.UsageError("--lively-weights goes with --shape", context)
         if self.draft is not None and (self.shape is not None or preset != "dspark"):
             raise click.UsageError("--draft-model goes with the preset dspark and --model", context)
 
@@ -66,6 +75,12 @@ def takes_model(function: Function) -> Function:
         help="In place of a model: random weights; each rank has the shapes of one rank of TP4.",
     )
     @click.option(
+        "--lively-weights",
+        is_flag=True,
+        help="With --shape: weights large enough that every layer shapes the answers, for `runtime check`. "
+        "Nothing is simulated then, so that drafts are hardly accepted.",
+    )
+    @click.option(
         "--tp",
         type=click.IntRange(min=1),
         metavar="N",
@@ -73,9 +88,15 @@ def takes_model(function: Function) -> Function:
     )
     @wraps(function)
     def wrapper(
-        *, model: str | None, draft_model: str | None, shape: str | None, tp: int | None, **others: object
+        *,
+        model: str | None,
+        draft_model: str | None,
+        shape: str | None,
+        lively_weights: bool,
+        tp: int | None,
+        **others: object,
     ) -> None:
-        function(model=Model(model, draft_model, shape, tp), **others)
+        function(model=Model(model, draft_model, shape, tp, lively_weights), **others)
 
     return wrapper
 

@@ -105,6 +105,7 @@ class Server:
             draft_model=self.model.draft,
             tp=self.model.tp,
             shape=self.model.shape,
+            lively_weights=self.model.lively_weights,
             workdir=workdir,
             port=free_port(),
             extra=self.extra,

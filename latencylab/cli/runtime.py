@@ -97,6 +97,7 @@ def launch(
         draft_model=model.draft,
         tp=model.tp,
         shape=model.shape,
+        lively_weights=model.lively_weights,
         workdir=workdir,
         host=host,
         port=port,

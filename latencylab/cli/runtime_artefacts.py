@@ -286,6 +286,7 @@ def _launched(
         draft_model=model.draft,
         tp=model.tp,
         shape=model.shape,
+        lively_weights=model.lively_weights,
         workdir=artefacts,
         port=free_port(),
         extra=extra,

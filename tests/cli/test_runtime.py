@@ -48,6 +48,12 @@ def test_an_optimisation_put_off(latencylab):
     assert "SGLANG_OPT_FUSED_KDA_VERIFY=0" in shlex.split(result.out)
 
 
+def test_lively_weights(latencylab, tmp_path):
+    words = shlex.split(latencylab(*SHAPE, "--lively-weights", "--without", "pdl", "--dry-run").out)
+    assert "LATENCYLAB_HOOKS=no-pdl,lively-weights" in words
+    assert f"LATENCYLAB_DIR={tmp_path / 'latencylab-run'}" in words
+
+
 def test_real_launch_without_sglang_is_refused_in_one_line(latencylab):
     result = latencylab("runtime", "launch", "--preset", "plain", "--model", "/models/ling")
     assert result.code == 3
@@ -66,6 +72,8 @@ def test_real_launch_without_sglang_is_refused_in_one_line(latencylab):
         ("--preset", "nextn", "--shape", "tp4-rank", "--model", "m"),
         ("--preset", "nextn", "--model", "m", "--draft-model", "d"),
         ("--preset", "dspark", "--shape", "tp4-rank", "--draft-model", "d"),
+        ("--preset", "nextn", "--model", "m", "--lively-weights"),
+        ("--preset", "nextn", "--lively-weights"),
         ("--preset", "nextn", "--model", "m", "--tp", "0"),
         ("--preset", "nextn", "--model", "m", "--port", "70000"),
         ("--preset", "nextn", "--model", "m", "--with", "pdl", "--without", "pdl"),

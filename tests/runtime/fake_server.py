@@ -49,6 +49,7 @@ class Behaviour:
     cut: tuple[int, ...] = ()
     named_by_header: bool = True
     faults: dict[str, Any] = field(default_factory=dict)
+    faults_stay: bool = False  # as in a plugin that knows no command for them
     clock_deaf: bool = False
     strangers: int = 0  # requests in the clock that nobody here sent
     hooks: dict[str, str] = field(default_factory=lambda: {"Scheduler.run_batch": "took"})
@@ -140,6 +141,7 @@ class Fake:
         self._write(f"plugin-rank{rank}.json", state)
 
     def _obey(self) -> None:
+        from latencylab.runtime.faults import parse_faults
         from latencylab.traces import write_clock
 
         done = 0
@@ -152,10 +154,12 @@ class Fake:
                 continue
             done = control["sequence"]
             self.clock_on = control["clock"] and not self.was_profiled
-            if control.get("faults") is not None:
-                names = [each.partition(":")[0] for each in control["faults"].split(";") if each]
-                self.behaviour.faults = {name: {"active": True} for name in names}
+            if control.get("faults") is not None and not self.behaviour.faults_stay:
+                wanted = parse_faults(control["faults"])
                 for rank in range(self.behaviour.ranks):
+                    self.behaviour.faults = {
+                        each.name: {**each.values, "active": each.on_rank(rank)} for each in wanted
+                    }
                     self._write_state(rank)
             for rank in range(self.behaviour.ranks):
                 if control["write"]:

@@ -217,6 +217,43 @@ def test_caveats():
     assert "batch" in caveats(about(max_running_requests=8))[0]
 
 
+def _answers(*outputs: list[int]) -> Recording:
+    return Recording(((1,),) * len(outputs), tuple(map(tuple, outputs)), {"where": "http://x"})
+
+
+def test_answers_that_repeat_themselves_are_told():
+    two, four, all_of_them = [7, 9] * 64, [1, 2, 3, 4] * 32, list(range(128))
+    (line,) = caveats(_answers(two, four, four))
+    assert line == (
+        "3 of 3 answers of http://x repeat themselves (different tokens: 2 to 4 of 128), "
+        "so that agreeing with them says little"
+    )
+    assert "2 of 3 answers of http://x" in caveats(_answers(two, all_of_them, two))[0]
+    assert "(different tokens: 2 of 128)" in caveats(_answers(two, all_of_them))[0]
+    assert caveats(_answers(two, all_of_them, all_of_them)) == ()
+    assert "(different tokens: 1 of 8 to 9)" in caveats(_answers([5] * 8, [5] * 9))[0]
+
+
+def test_one_different_token_in_eight_is_the_limit():
+    assert caveats(_answers([*range(16)] * 8)) != ()
+    assert caveats(_answers([*range(17)] * 7)) == ()
+    assert caveats(_answers([5] * 7)) == ()  # too short to repeat itself much
+
+
+def test_both_sides_are_looked_at(tmp_path, capfd):
+    def repeating(body: dict[str, Any]) -> dict[str, Any]:
+        return {"output_ids": [7] * body["sampling_params"]["max_new_tokens"]}
+
+    file = tmp_path / "reference.json"
+    with serving(repeating) as (url, _):
+        assert run(["runtime", "check", "--url", url, "--record", str(file), *SMALL]) == 0
+        assert f"4 of 4 answers of {url} repeat themselves" in capfd.readouterr().err
+    with serving(continued) as (url, _):
+        assert run(["runtime", "check", "--url", url, "--against", str(file)]) == 3
+        first, *_ = capfd.readouterr().err.splitlines()
+        assert first.startswith(f"latencylab: warning: 4 of 4 answers of {file} repeat themselves (")
+
+
 def test_nothing_to_do_is_wrong_usage(capfd):
     assert run(["runtime", "check"]) == 2
     assert "--against" in capfd.readouterr().err

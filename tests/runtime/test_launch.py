@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from latencylab.model.integrity import InputError, OutputError
+from latencylab.runtime import provenance
 from latencylab.runtime.launch import build_launch
 from latencylab.runtime.ledger import Ledger
 from latencylab.runtime.presets import PRESETS, SUPPORTED_SGLANG
@@ -172,6 +173,40 @@ def test_a_switch_without_upstream_switch_is_a_hook(tmp_path):
     env = _build(overrides={"pdl": False}, workdir=tmp_path, settings=own).env
     assert (env["LATENCYLAB_DIR"], env["LATENCYLAB_CLOCK"]) == (str(tmp_path / "own"), "1")
     assert "LATENCYLAB_HOOKS" not in _build(overrides={"pdl": True}, workdir=tmp_path, settings=own).env
+
+
+def _stand_in(tmp_path, preset="nextn", **options):
+    return _build(preset, **{"model": None, "shape": "tp4-rank", "workdir": tmp_path, **options})
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_lively_weights_are_a_hook_and_nothing_is_simulated(tmp_path, preset):
+    tiny, lively = (_stand_in(tmp_path, preset, lively_weights=is_on) for is_on in (False, True))
+    added = {"LATENCYLAB_HOOKS": "lively-weights", "LATENCYLAB_DIR": str(tmp_path)}
+    assert lively.env == {k: v for k, v in tiny.env.items() if "SIMULATE" not in k} | added
+    assert lively.argv == tiny.argv
+
+
+def test_lively_weights_join_the_hooks_of_the_switches(tmp_path):
+    off = {"pdl": False, "small-moe-align": False}
+    own = Settings(folder=tmp_path / "own", clock=True)
+    env = _stand_in(tmp_path, lively_weights=True, overrides=off, settings=own).env
+    assert env["LATENCYLAB_HOOKS"] == "no-pdl,generic-moe-align,lively-weights"
+    assert (env["LATENCYLAB_DIR"], env["LATENCYLAB_CLOCK"]) == (str(tmp_path / "own"), "1")
+    assert Settings.from_env(env).hooks[-1] == "lively-weights"
+    assert provenance.switches(env)["LATENCYLAB_HOOKS"] == env["LATENCYLAB_HOOKS"]  # so manifests have it
+
+
+def test_lively_weights_of_ragged_verify_accept_what_is_right(tmp_path):
+    for name in ("dspark-sps.json", "dspark-sts.json"):
+        (tmp_path / name).write_text("{}")
+    options = {"overrides": {"ragged-compact": True}, "artefacts": tmp_path, "lively_weights": True}
+    assert "SGLANG_SIMULATE_ACC_LEN" not in _stand_in(tmp_path, "dspark", **options).env
+
+
+def test_a_model_has_its_own_weights():
+    with pytest.raises(InputError, match="only a shape has random weights"):
+        _build(lively_weights=True)
 
 
 def test_artefacts_replace_what_the_preset_says(tmp_path):
