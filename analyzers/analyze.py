@@ -145,9 +145,11 @@ def analyze_examined(
         *capture_issues(capture.manifest),
     ]
     integrity = Integrity.of(_merged(issues))
-    collectives = summarise_collectives(joined, kinds) if joined else None
-    front = front_rank(findings)
-    calibration = calibrate(kinds[places[front]][0], capture.unprofiled, joined) if calibrated else None
+    uneven = joined.uneven(kinds) if joined else ()
+    collectives = summarise_collectives(joined, kinds, uneven) if joined else None
+    front = front_rank(findings, uneven)
+    in_front = kinds[places[front]][0]
+    calibration = calibrate(in_front, capture.unprofiled, joined, uneven) if calibrated else None
     spoken = findings[front]
     main = replace(spoken.main, syncs=calibrated_syncs(spoken.main.syncs, calibration))
     findings = (*findings[:front], replace(spoken, main=main), *findings[front + 1 :])
@@ -155,8 +157,8 @@ def analyze_examined(
         capture_path=capture.path,
         manifest=capture.manifest,
         version=version("latencylab"),
-        verdict=judge(findings, front, integrity, collectives, calibration),
-        fixes=rank_fixes(findings[front], calibration),
+        verdict=judge(findings, front, integrity, collectives, calibration, uneven),
+        fixes=rank_fixes(findings[front], calibration, uneven),
         integrity=integrity,
         ranks=findings,
         front=front,
@@ -181,12 +183,12 @@ def kind_in_front(
     places = examined.places(ranks)
     for place in places:
         examined.steps(place, steps, kind)
-    views = examined.views
-    kinds = {place: _by_kind(views[place], chosen_steps(views[place], steps, kind)) for place in places}
+    kinds = [_by_kind(view, chosen_steps(view, steps, kind)) for view in examined.views]
     if len(places) == 1:
         return kinds[places[0]][0]
-    findings = tuple(_rank_findings(views[place], kinds[place], None, False) for place in places)
-    return kinds[places[front_rank(findings)]][0]
+    findings = tuple(_rank_findings(examined.views[i], kinds[i], None, False) for i in places)
+    uneven = examined.joined.uneven(kinds) if examined.joined else ()
+    return kinds[places[front_rank(findings, uneven)]][0]
 
 
 def host_window(

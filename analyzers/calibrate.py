@@ -21,7 +21,7 @@ from latencylab.analyzers.host_map import (
     stretch_speeds,
 )
 from latencylab.analyzers.replay import F64, Program, Scenarios, Times, replay, step_starts
-from latencylab.analyzers.replay_build import build_program
+from latencylab.analyzers.replay_build import PeerWaits, build_program
 from latencylab.analyzers.replay_idle import ReplayedIdle, replayed_idle
 from latencylab.analyzers.step_clock import ClockSteps, clock_steps, clocked_spans
 from latencylab.analyzers.view import KindView
@@ -128,14 +128,14 @@ class Test:
     measured: Stretches
 
 
-def fit_model(view: KindView, clock: StepClock, wait_ns: I64 | None = None) -> tuple[Model, Test]:
+def fit_model(view: KindView, clock: StepClock, peers: PeerWaits | None = None) -> tuple[Model, Test]:
     """Fit the model of a kind of step to its clock, and test it.
 
     Raises InputError where there is nothing to fit, or the clock is of another configuration.
     """
     clocked = clocked_spans(clock, view)
     timed = clock_steps(clock, view, clocked)
-    program, steps = program_of(view, wait_ns, clocked)
+    program, steps = program_of(view, peers, clocked)
     (host_map, shape), *halves = fit(program, steps, timed, [np.ones(len(timed), bool), *_halves(timed)])
     stretches = _stretches(timed, stretch_speeds(program, steps, timed, host_map, shape))
     model = Model(view, program, host_map, shape, stretches, steps)
@@ -157,9 +157,9 @@ def _stretches(timed: ClockSteps, speed: F64) -> Stretches:
     return Stretches(speed, np.bincount(timed.stretch), timed.request[first], length)
 
 
-def program_of(view: KindView, wait_ns: I64 | None, clocked: frozenset[str]) -> tuple[Program, I64]:
+def program_of(view: KindView, peers: PeerWaits | None, clocked: frozenset[str]) -> tuple[Program, I64]:
     """The model of a kind's rank, and the steps that count. Raises InputError where there are none."""
-    program = build_program(view.rank, wait_ns, clocked)
+    program = build_program(view.rank, peers, clocked)
     found = len(view.rank.steps)
     steps = counted_steps(view.used, found)
     if program is None or not len(steps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,10 +11,13 @@ from latencylab.analyzers.calibrate import Model, Test, compare, fit_model, in_u
 from latencylab.analyzers.host_map_carry import carry
 from latencylab.analyzers.leg_check import check_legs
 from latencylab.analyzers.ranks import RankSet
+from latencylab.analyzers.replay_build import PeerWaits
 from latencylab.analyzers.syncs import summarise_syncs
+from latencylab.analyzers.uneven import HOST_IDLE, Uneven
 from latencylab.analyzers.view import KindView
 from latencylab.analyzers.what_if import (
     Change,
+    even_changes,
     find_site,
     possible_changes,
     predict,
@@ -22,12 +26,11 @@ from latencylab.analyzers.what_if import (
 )
 from latencylab.model.calibration import Calibration, Estimate, Prediction
 from latencylab.model.integrity import InputError
-from latencylab.model.trace import I64
 from latencylab.model.unprofiled import StepClock, Unprofiled
 
 PEERS = (
-    "this rank is replayed alone: its waits for other ranks in collectives stay as long as in the trace,"
-    " though without the profiler the others would be quicker too"
+    "this rank is replayed alone: what it waited for other ranks' hosts in the trace is left out, for the"
+    " profiler slows those too; its waits for their GPUs stay as long"
 )
 NOT_MEASURED = "the capture has no part that was measured without the profiler"
 
@@ -46,7 +49,7 @@ class Calibrated:
         notes = []
         if sites:
             notes.append("the wait alone is taken away: what the host does around it stays")
-        if change.peers < 1 and not self.model.program.wait.any():
+        if change.peers < 1 and not (self.model.program.wait > self.model.program.for_hosts).any():
             notes.append(
                 "no wait for other ranks is known here: they are not in the capture, or were in time"
             )
@@ -56,24 +59,37 @@ class Calibrated:
         return Prediction(what, outcome.step_us, outcome.gain_us, tuple(notes))
 
 
-def calibrate(view: KindView, unprofiled: Unprofiled | None, joined: RankSet | None) -> Calibration:
-    """The calibration of one kind of step of a rank; `uncalibrated`, with the reason, where there is none."""
+def calibrate(
+    view: KindView,
+    unprofiled: Unprofiled | None,
+    joined: RankSet | None,
+    uneven: Sequence[Uneven] = (),
+) -> Calibration:
+    """The calibration of one kind of step of a rank; `uncalibrated`, with the reason, where there is none.
+
+    `uneven` is what single ranks do beyond the others.
+    """
     rank = view.rank.trace.rank
     profiled_us = None
     if view.by_step:
         profiled_us = float(np.median((view.rank.steps.end - view.rank.steps.start)[view.used])) / 1000
     try:
-        found = calibrate_by_clock(view, unprofiled, joined).found
+        found = calibrate_by_clock(view, unprofiled, joined, uneven).found
     except InputError as error:
         return Calibration("uncalibrated", str(error), rank, view.kind, profiled_us)
     return found
 
 
-def calibrate_by_clock(view: KindView, unprofiled: Unprofiled | None, joined: RankSet | None) -> Calibrated:
+def calibrate_by_clock(
+    view: KindView,
+    unprofiled: Unprofiled | None,
+    joined: RankSet | None,
+    uneven: Sequence[Uneven] = (),
+) -> Calibrated:
     """Calibrate by the capture's own step clock. Raises InputError, with the reason, where it cannot be."""
     clock = clock_of(view, unprofiled)
     model, test = fit_model(view, clock, wait_by_op(view, joined))
-    return complete(model, test, clock)
+    return complete(model, test, clock, uneven)
 
 
 def clock_of(view: KindView, unprofiled: Unprofiled | None) -> StepClock:
@@ -107,11 +123,13 @@ def calibrate_by_map(
     return Calibrated(done.model, replace(done.found, map_from=name))
 
 
-def complete(model: Model, test: Test | None, clock: StepClock | None = None) -> Calibrated:
+def complete(
+    model: Model, test: Test | None, clock: StepClock | None = None, uneven: Sequence[Uneven] = ()
+) -> Calibrated:
     """The whole calibration of a model; its legs are checked on this clock."""
     found = summarise(model, test)
     syncs = summarise_syncs(model.view)
-    outcomes = predict(model, possible_changes(model, syncs))
+    outcomes = predict(model, (*possible_changes(model, syncs), *even_changes(model, uneven)))
     costs = site_costs(model, syncs, outcomes)
     step_us = found.predicted_step_us.value if found.predicted_step_us else 0.0
     pinning = frozenset(cost.site for cost in costs if cost.verdict in ("harmful", "pinning"))
@@ -142,13 +160,15 @@ def _run_ahead(model: Model) -> dict[str, Estimate]:
     return ahead
 
 
-def wait_by_op(view: KindView, joined: RankSet | None) -> I64 | None:
-    """Per GPU op of the rank the ns that it waited for the last rank, or None for a rank alone."""
+def wait_by_op(view: KindView, joined: RankSet | None) -> PeerWaits | None:
+    """What the rank's GPU ops waited for the last rank, or None for a rank alone."""
     if joined is None:
         return None
     place = next(i for i, one in enumerate(joined.views) if one is view.rank)
     row = joined.pairing.row[:, place]
     waited = np.where(joined.pairing.blocking & ~joined.skew.trimmed, joined.skew.wait[:, place], 0)
-    wait = np.zeros(len(view.rank.trace.gpu), np.int64)
-    wait[joined.ranks[place].op[row[row >= 0]]] = waited[row >= 0]
-    return wait
+    for_hosts = np.rint(waited * joined.causes.share_of(len(row), HOST_IDLE)).astype(np.int64)
+    ops, paired = joined.ranks[place].op[row[row >= 0]], row >= 0
+    by_op = np.zeros((2, len(view.rank.trace.gpu)), np.int64)
+    by_op[:, ops] = waited[paired], for_hosts[paired]
+    return PeerWaits(*by_op)

@@ -2,7 +2,8 @@
 
 Two sources. Causality: nobody leaves a blocking collective before the last rank arrives, which bounds each
 offset hard. And the ends of blocking collectives, which all ranks see nearly together, save that the last
-rank leaves a one-shot or push collective 1 to 1.5 µs before the others.
+rank leaves a one-shot or push collective 1 to 1.5 µs before the others (less, where it came by less than that
+after them: each leaves when the other's data is there).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from latencylab.analyzers.collectives import (
     BARRIER_AT_END,
     ONE_SHOT,
     PUSH,
+    TWO_SHOT_PUSH,
     RankCollectives,
     kind_of_token,
 )
@@ -25,9 +27,16 @@ from latencylab.model.trace import I64, Bool
 F64 = npt.NDArray[np.float64]
 
 WAITED_NS = 1_000  # a rank that waited longer than this was not the last
-# By how much the last rank leaves before the others, and the uncertainty of that: 1 to 1.5 µs where data is
-# pushed, none or as much in other one-shot collectives, according to how they are built.
-LEAVES_FIRST_NS = {"push": (1_250.0, 250.0), "one shot": (750.0, 750.0), "other": (0.0, 0.0)}
+# By how much the last rank leaves before the others, and the uncertainty of that: 1 to 1.5 µs, a flight of
+# the data, where it is pushed; none or as much in other one-shot collectives, according to how they are
+# built. Of a push in two shots the last rank waits for the sums of its data, two flights, as the others do
+# for each other's; of two ranks the other waits for one flight alone.
+LEAVES_FIRST_NS = {
+    "push": (1_250.0, 250.0),
+    "two-shot push": (0.0, 1_250.0),
+    "one shot": (750.0, 750.0),
+    "other": (0.0, 0.0),
+}
 UNTOLD = 0.1  # share of collectives with one of the two ranks last from which their bias matters
 ROUNDS = 3
 FEW_POINTS = 8  # below so many the residual is the largest deviation, not the median one,
@@ -148,7 +157,7 @@ def _fit(
     """
     kinds, kind_of = np.unique([kind_of_token(token) for token in pairing.tokens], return_inverse=True)
     barrier = np.array([bool(BARRIER_AT_END.search(kind)) for kind in kinds])
-    usual, unsure = np.array([_leaves_first(kind) for kind in kinds]).T
+    usual, unsure = np.array([leaves_first(kind) for kind in kinds]).T
     which = kind_of[pairing.token[rows]]
     x = (end[rows, 0] - t0).astype(np.float64)
     y = _difference(end, rows, r)
@@ -194,9 +203,10 @@ def _bend(rest: F64) -> float:
     return max(abs(float(np.median(block))) for block in np.array_split(rest, BLOCKS))
 
 
-def _leaves_first(kind: str) -> tuple[float, float]:
+def leaves_first(kind: str) -> tuple[float, float]:
+    """By how many ns the last rank leaves a kind of collective before the others, and how unsure that is."""
     if PUSH.search(kind):
-        return LEAVES_FIRST_NS["push"]
+        return LEAVES_FIRST_NS["two-shot push" if TWO_SHOT_PUSH.search(kind) else "push"]
     return LEAVES_FIRST_NS["one shot" if ONE_SHOT.search(kind) else "other"]
 
 

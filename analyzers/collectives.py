@@ -19,9 +19,12 @@ BLOCKING = re.compile(
     r"all_?reduce|cross_device_reduce|multimem|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE
 )
 NOT_BLOCKING = re.compile(r"sendrecv|send_recv|broadcast|push_only|copy|memcpy|one_?sided", re.IGNORECASE)
-BARRIER_AT_END = re.compile(r"2stage|two_?shot|twoshot", re.IGNORECASE)  # all ranks leave together
-ONE_SHOT = re.compile(r"1stage|one_?shot|fusion|lamport", re.IGNORECASE)
-PUSH = re.compile(r"push", re.IGNORECASE)
+# All ranks leave together: peers read a rank's memory, which it must not write again before they have. Who
+# pushes waits for the data of the others alone, in two steps of a two-shot one.
+BARRIER_AT_END = re.compile(r"2stage|(?:2|two)_?shot(?!_?push)|shot_?pull", re.IGNORECASE)
+ONE_SHOT = re.compile(r"1stage|(?:1|one)_?shot|fusion", re.IGNORECASE)
+PUSH = re.compile(r"push|lamport", re.IGNORECASE)  # who polls for the data of others has them pushed
+TWO_SHOT_PUSH = re.compile(r"(?:2|two)_?shot_?push", re.IGNORECASE)
 # All ranks put in as much; what each sends to single others, or broadcasts in turn, may differ in size.
 SAME_SIZE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)
 HASHED = re.compile(r"[0-9a-f]{32,}")  # a group's name that PyTorch made of its ranks

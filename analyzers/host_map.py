@@ -46,11 +46,13 @@ class HostMap:
     usual: float = 1.0
 
     def scenarios(self, program: Program, speed: F64) -> Scenarios:
-        """The program at these speeds of the host, without the profiler."""
+        """The program at these speeds of the host, without the profiler: that slows the other ranks' hosts
+        too, so no rank is taken to wait for those."""
         return Scenarios(
             host=host_factors(program, self.relative, speed),
             gpu=np.full(len(speed), self.gpu),
             gap=np.repeat(self.pace[:, None], len(speed), axis=1),
+            hosts=np.zeros(len(speed)),
         )
 
 

@@ -19,7 +19,7 @@ from latencylab.analyzers.calibrate import Model, program_of
 from latencylab.analyzers.host import PROFILER, WAITING
 from latencylab.analyzers.host_map import HostMap, curves, host_time, paces
 from latencylab.analyzers.replay import Program
-from latencylab.analyzers.replay_build import Spans
+from latencylab.analyzers.replay_build import PeerWaits, Spans
 from latencylab.analyzers.view import KindView
 from latencylab.model.integrity import InputError
 from latencylab.model.trace import I64
@@ -59,10 +59,10 @@ def _compared(source: Mapping[str, Any], target: Mapping[str, Any]) -> list[tupl
     return [*found, ("model", workloads[0].get("model"), workloads[1].get("model"))]
 
 
-def carry(source: Model, view: KindView, wait_ns: I64 | None) -> Model:
+def carry(source: Model, view: KindView, peers: PeerWaits | None) -> Model:
     """The model of a trace by the map of another capture's. Raises InputError where nothing of it matches."""
     clocked = frozenset(sort.clocked for sort in source.program.sorts)
-    program, steps = program_of(view, wait_ns, clocked)
+    program, steps = program_of(view, peers, clocked)
     there, here = _span_times(source.program, source.steps), _span_times(program, steps)
     work_there, work_here = _span_work(source.view), _span_work(view)
     matched = tuple(

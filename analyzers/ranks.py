@@ -13,6 +13,15 @@ from latencylab.analyzers.collectives import RankCollectives, find_collectives
 from latencylab.analyzers.host_collectives import find_host_waits
 from latencylab.analyzers.pairing import Pairing, pair_collectives
 from latencylab.analyzers.skew import Causes, Skew, find_causes, lone_waits, measure_skew
+from latencylab.analyzers.uneven import (
+    StepTimes,
+    Uneven,
+    find_uneven,
+    host_excess,
+    host_times,
+    matched_steps,
+    owed_to_excess,
+)
 from latencylab.analyzers.view import KindView, RankView
 from latencylab.model.findings import (
     Alignment,
@@ -33,7 +42,8 @@ ALONE = "a rank alone: its collectives' peers are not in the capture, so their w
 @dataclass(frozen=True, slots=True, eq=False)
 class RankSet:
     """The ranks of one job on one timeline; `wait_alone[r]` is, per step of rank r, the ns of busy that were
-    waiting in a collective while nothing else ran.
+    waiting in a collective while nothing else ran. `steps` are the steps that ranks share, an array (steps of
+    the first rank, ranks), and `hosts` what each rank's host does in its steps.
     """
 
     views: tuple[RankView, ...]
@@ -43,6 +53,12 @@ class RankSet:
     skew: Skew
     causes: Causes
     wait_alone: tuple[I64, ...]
+    steps: I64
+    hosts: tuple[StepTimes, ...]
+
+    def uneven(self, kinds: Sequence[Sequence[KindView]]) -> tuple[Uneven, ...]:
+        """What single ranks do beyond the others in steps of the main kind, most first."""
+        return find_uneven(_of_kind(kinds, _kind_names(kinds)[0]), self.steps, self.hosts)
 
 
 def join_ranks(views: tuple[RankView, ...]) -> RankSet | None:
@@ -66,7 +82,8 @@ def join_ranks(views: tuple[RankView, ...]) -> RankSet | None:
         wait_alone.append(np.bincount(step[inside], ns[inside], len(view.steps)).astype(np.int64))
     host_waits = find_host_waits(views, ranks, pairing, clocks)
     causes = find_causes(views, ranks, pairing, skew, host_waits)
-    return RankSet(views, ranks, pairing, clocks, skew, causes, tuple(wait_alone))
+    steps, hosts = matched_steps(ranks, pairing), tuple(host_times(view) for view in views)
+    return RankSet(views, ranks, pairing, clocks, skew, causes, tuple(wait_alone), steps, hosts)
 
 
 def job_differences(views: tuple[RankView, ...]) -> list[str]:
@@ -134,11 +151,13 @@ def _note(clock: Clock, is_reference: bool, alike: bool) -> str:
     return "" if clock.shifted else "no offset beyond the residual: not shifted"
 
 
-def summarise_collectives(joined: RankSet, kinds: Sequence[Sequence[KindView]]) -> Collectives:
+def summarise_collectives(
+    joined: RankSet, kinds: Sequence[Sequence[KindView]], uneven: Sequence[Uneven] = ()
+) -> Collectives:
     """The waits and transfers per step of the main kind of step, and who was late in each kind, and why.
 
-    `kinds` is each rank's kinds of step, the main one first. Blocking collectives count, those of the
-    profiler's start apart.
+    `kinds` is each rank's kinds of step, the main one first; `uneven` what single ranks do beyond the others.
+    Blocking collectives count, those of the profiler's start apart.
     """
     skew, pairing = joined.skew, joined.pairing
     main = _of_kind(kinds, _kind_names(kinds)[0])
@@ -160,7 +179,7 @@ def summarise_collectives(joined: RankSet, kinds: Sequence[Sequence[KindView]]) 
         resolved=int((skew.resolved & counted).sum()),
         unresolved=int((~skew.resolved & counted).sum()),
         step_us=CollectiveTotals(per_step_us(skew.wait, everything), per_step_us(skew.transfer, everything)),
-        late=_late_by_kind(joined, kinds),
+        late=_late_by_kind(joined, kinds, uneven),
         kinds=tuple(
             CollectiveKind(
                 name=pairing.tokens[token],
@@ -173,7 +192,7 @@ def summarise_collectives(joined: RankSet, kinds: Sequence[Sequence[KindView]]) 
             for token in np.unique(pairing.token[counted]).tolist()
             for rows in [counted & (pairing.token == token)]
         ),
-        notes=tuple(_notes(joined)),
+        notes=(*(its.note() for its in uneven), *_notes(joined)),
     )
 
 
@@ -198,9 +217,11 @@ def _steps(joined: RankSet, r: int) -> I64:
     return step
 
 
-def _late_by_kind(joined: RankSet, kinds: Sequence[Sequence[KindView]]) -> tuple[Late, ...]:
+def _late_by_kind(
+    joined: RankSet, kinds: Sequence[Sequence[KindView]], uneven: Sequence[Uneven]
+) -> tuple[Late, ...]:
     """Who was late in each kind of step; the main kind of the first rank first."""
-    return tuple(late for name in _kind_names(kinds) for late in _late(joined, _of_kind(kinds, name)))
+    return tuple(late for name in _kind_names(kinds) for late in _late(joined, _of_kind(kinds, name), uneven))
 
 
 def _kind_names(kinds: Sequence[Sequence[KindView]]) -> list[str | None]:
@@ -214,7 +235,7 @@ def _of_kind(kinds: Sequence[Sequence[KindView]], name: str | None) -> list[Kind
     return [next((kind for kind in its if kind.kind == name), None) for its in kinds]
 
 
-def _late(joined: RankSet, kinds: Sequence[KindView | None]) -> list[Late]:
+def _late(joined: RankSet, kinds: Sequence[KindView | None], uneven: Sequence[Uneven]) -> list[Late]:
     """Each rank that was last in a resolved collective of a kind of step, by the wait that it caused."""
     skew, causes = joined.skew, joined.causes
     judged = np.flatnonzero(skew.resolved & _used(joined, kinds).any(axis=1))
@@ -230,11 +251,14 @@ def _late(joined: RankSet, kinds: Sequence[KindView | None]) -> list[Late]:
         entries = np.isin(causes.instance, rows)
         which, row = np.unique(causes.cause[entries], return_inverse=True)
         ns = np.bincount(row, causes.ns[entries], len(which))
-        found = sorted(zip(which.tolist(), ns.tolist(), strict=True), key=lambda item: -abs(item[1]))
+        found = {causes.names[cause]: its for cause, its in zip(which.tolist(), ns.tolist(), strict=True)}
+        excess = host_excess(joined.hosts, joined.steps, r, np.unique(_steps(joined, r)[rows]))
+        longer = [its for its in uneven if its.rank == view.trace.rank and not its.on_gpu]
+        found = owed_to_excess(found, excess, [part.what for its in longer for part in its.parts])
         wait = float(caused[rows].sum())
-        unexplained = wait - sum(its for _, its in found)
+        unexplained = wait - sum(found.values())
         if abs(unexplained) > 0.01 * wait:
-            found.append((-1, unexplained))
+            found[UNEXPLAINED] = unexplained
         late.append(
             Late(
                 rank=view.trace.rank,
@@ -243,8 +267,8 @@ def _late(joined: RankSet, kinds: Sequence[KindView | None]) -> list[Late]:
                 share=wait / total if total else 0.0,
                 count=len(rows),
                 causes={
-                    causes.names[cause] if cause >= 0 else UNEXPLAINED: its / units / 1000
-                    for cause, its in found
+                    name: found[name] / units / 1000
+                    for name in sorted(found, key=lambda name: (name == UNEXPLAINED, -abs(found[name])))
                 },
             )
         )

@@ -47,10 +47,10 @@ class Program:
     Per item: its `thread`; `gap`, the host time since the thread's item before, by sort of host time; `own`,
     the call's time apart from waiting, by sort; the `stream` of its op (-1 without one), the op's `latency`
     from the return of the call, its place `after` the stream's and the events' end, its `work` with the
-    idle inside it (`inside`), and its `wait` for peers; the items whose ops it comes after (`events`, by
-    item); the item whose op a blocking call `awaits` (-1 for none), its `tail` from that op's end to its
-    return, and its `site`. `edges` holds the items that mark where each step's span begins and ends (-1
-    where it has no end); `step` and `seam` say where an item belongs.
+    idle inside it (`inside`), and its `wait` for peers, of which `for_hosts` for their hosts; the items
+    whose ops it comes after (`events`, by item); the item whose op a blocking call `awaits` (-1 for none),
+    its `tail` from that op's end to its return, and its `site`. `edges` holds the items that mark where each
+    step's span begins and ends (-1 where it has no end); `step` and `seam` say where an item belongs.
     """
 
     origin: int
@@ -65,6 +65,7 @@ class Program:
     work: F64
     inside: F64
     wait: F64
+    for_hosts: F64
     events: dict[int, tuple[int, ...]]
     awaits: I64
     tail: F64
@@ -97,8 +98,8 @@ class Program:
 class Scenarios:
     """K ways to replay a program. `host`: a factor for each sort of host time; `gpu`: one for all GPU work
     and gaps; `work`: a factor for the work of each item (None for 1); `keeps`: whether a site's wait holds
-    the host, by site; `peers`: a factor for the waiting in collectives; `dispatch`: one for the gaps before
-    ops that were queued in time.
+    the host, by site; `peers`: a factor for the waiting in collectives; `hosts`: one more for what of that is
+    for peers' hosts; `dispatch`: one for the gaps before ops that were queued in time.
     """
 
     host: F64  # sorts x K
@@ -107,6 +108,7 @@ class Scenarios:
     gap: F64 | None = None  # items x K: a factor on the gap and own time of each item
     keeps: Bool | None = None  # sites x K
     peers: F64 | None = None  # K
+    hosts: F64 | None = None  # K
     dispatch: F64 | None = None  # K: a factor on the places of ops after the work before them
 
     def __len__(self) -> int:
@@ -147,7 +149,8 @@ def replay(program: Program, scenarios: Scenarios) -> Times:
     if scenarios.work is not None:
         work = work * scenarios.work
     peers = np.ones(k) if scenarios.peers is None else scenarios.peers
-    work = work + program.wait[:, None] * peers
+    hosts = np.ones(k) if scenarios.hosts is None else scenarios.hosts
+    work = work + (program.wait[:, None] - program.for_hosts[:, None] * (1 - hosts)) * peers
     gaps = scenarios.gpu if scenarios.dispatch is None else scenarios.gpu * scenarios.dispatch
     after = np.where(program.after[:, None] > 0, program.after[:, None] * gaps, program.after[:, None])
     tail = program.tail[:, None] * scenarios.host[program.own_sort]

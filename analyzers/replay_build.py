@@ -20,12 +20,20 @@ FEWEST_STEPS = 4
 MOST_ORPHANS = 0.1  # of the ops, without a launch on record: with more, the host is not known
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PeerWaits:
+    """Per GPU op the ns that it waited for peers in a collective, and how many of them for a peer's host."""
+
+    ns: I64
+    for_hosts: I64
+
+
 def build_program(
-    view: RankView, wait_ns: I64 | None = None, clocked: frozenset[str] = frozenset()
+    view: RankView, peers: PeerWaits | None = None, clocked: frozenset[str] = frozenset()
 ) -> Program | None:
     """The model of a rank, or None where its trace has too few steps, or too few of the launches.
 
-    `wait_ns` is, per GPU op, the ns that it waited for peers; `clocked` names spans that a step clock has.
+    `peers` is what its ops waited for other ranks; `clocked` names spans that a step clock has.
     """
     trace, launches = view.trace, view.launches
     orphans = np.flatnonzero(launches.call < 0)
@@ -53,7 +61,7 @@ def build_program(
     stream = np.where(on_gpu, trace.gpu.stream[np.maximum(items.op, 0)], MISSING)
     latency, after, free_since = _bounds(view, items, stream, begin, done, events, own_ns)
     work = np.where(on_gpu, done - begin, 0).astype(np.float64)
-    inside, waited = _within(view, items, wait_ns)
+    inside, waited, for_hosts = _within(view, items, peers)
     step = view.steps.of_host(items.start)
     seam, leg, seams = _seams(view, items)
     return Program(
@@ -69,6 +77,7 @@ def build_program(
         work=work - waited,
         inside=inside,
         wait=waited,
+        for_hosts=for_hosts,
         events=events,
         awaits=awaits,
         tail=tail,
@@ -301,22 +310,24 @@ def _usual(shown: F64, known: Bool, name: I64) -> F64:
     return usual
 
 
-def _within(view: RankView, items: _Items, wait_ns: I64 | None) -> tuple[F64, F64]:
-    """Per item the idle inside its launch's ops, and the wait for peers inside them."""
+def _within(view: RankView, items: _Items, peers: PeerWaits | None) -> tuple[F64, F64, F64]:
+    """Per item the idle inside its launch's ops, the wait for peers inside them, and the part of that for
+    their hosts."""
     launches, gpu = view.launches, view.trace.gpu
-    inside, waited = np.zeros(len(items)), np.zeros(len(items))
+    inside, waited, for_hosts = (np.zeros(len(items)) for _ in range(3))
     order = np.argsort(launches.of_op, kind="stable")
     of_op = launches.of_op[order]
     for item in np.flatnonzero(items.launch >= 0).tolist():
         launch = int(items.launch[item])
-        if launches.ops[launch] == 1 and wait_ns is None:
+        if launches.ops[launch] == 1 and peers is None:
             continue
         rows = order[np.searchsorted(of_op, launch) : np.searchsorted(of_op, launch + 1)]
         busy = Intervals.union(gpu.start[rows], gpu.end[rows]).total
         inside[item] = launches.done[launch] - gpu.start[launches.first_op[launch]] - busy
-        if wait_ns is not None:
-            waited[item] = min(int(wait_ns[rows].sum()), busy)
-    return inside, waited
+        if peers is not None:
+            waited[item] = min(int(peers.ns[rows].sum()), busy)
+            for_hosts[item] = min(int(peers.for_hosts[rows].sum()), waited[item])
+    return inside, waited, for_hosts
 
 
 def _seams(view: RankView, items: _Items) -> tuple[I64, I64, tuple[str, ...]]:

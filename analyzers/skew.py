@@ -106,6 +106,14 @@ class Causes:
                 main[int(self.instance[row])] = self.names[int(self.cause[row])]
         return main
 
+    def share_of(self, count: int, begins: str) -> F64:
+        """Per each of `count` collectives the share of its causes whose names begin so, 0 to 1."""
+        chosen = np.array([name.startswith(begins) for name in self.names], bool)[self.cause]
+        total = np.bincount(self.instance, self.ns, count)
+        its = np.bincount(self.instance[chosen], self.ns[chosen], count)
+        share: F64 = np.clip(np.divide(its, total, out=np.zeros(count), where=total > 0), 0.0, 1.0)
+        return share
+
 
 def find_causes(
     views: tuple[RankView, ...],

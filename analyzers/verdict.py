@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latencylab.analyzers.calibration import NOT_MEASURED
+from latencylab.analyzers.kernels import COLLECTIVE
+from latencylab.analyzers.uneven import COMMON, Uneven
 from latencylab.model.calibration import Calibration, Fix
 from latencylab.model.findings import Collectives, Confidence, KindFindings, RankFindings, Sync, Verdict
 from latencylab.model.integrity import Integrity
@@ -12,6 +14,7 @@ from latencylab.model.integrity import Integrity
 SMALL = 0.03  # a share of the step below which a part is not worth the headline
 FEW_STEPS = 5
 MOSTLY = 0.5  # of the wait, caused by one rank, to name it
+WORTH = 0.01  # of the step, from which what one rank does beyond the others is worth a sentence, or a fix is
 DOING = {
     "sync": "the blocking calls themselves",
     "api": "launch and other API calls",
@@ -32,14 +35,17 @@ GPU_FIX = {
 }
 
 
-def front_rank(ranks: Sequence[RankFindings]) -> int:
+def front_rank(ranks: Sequence[RankFindings], uneven: Sequence[Uneven] = ()) -> int:
     """The place of the rank that speaks for all.
 
-    One whose host blocks where it must not; of these, or else of all, the one whose GPU idles longest for it.
+    One whose host blocks where it must not; of these, or else of all, the one that does most beyond the
+    others in each step; where none does, the one whose GPU idles longest for its host.
     """
 
-    def weight(place: int) -> tuple[bool, float]:
-        return _worst(ranks[place].main) is not None, _parts(ranks[place])[2]
+    def weight(place: int) -> tuple[bool, float, float]:
+        rank = ranks[place]
+        more = sum(its.us for its in uneven if its.rank == rank.rank and its.us > WORTH * _parts(rank)[0])
+        return _worst(rank.main) is not None, more, _parts(rank)[2]
 
     return max(range(len(ranks)), key=lambda place: (*weight(place), -place))
 
@@ -50,15 +56,19 @@ def judge(
     integrity: Integrity,
     collectives: Collectives | None = None,
     calibration: Calibration | None = None,
+    uneven: Sequence[Uneven] = (),
 ) -> Verdict:
-    """The verdict on the rank in front, on who keeps the others waiting, and on what remains of the host's
-    idle without the profiler."""
+    """The verdict on the rank in front, on what single ranks do beyond the others, on who keeps the others
+    waiting, and on what remains of the host's idle without the profiler."""
     rank = ranks[front]
     main = rank.main
     reasons = tuple(_doubts(main, integrity, calibration))
     where = f"Rank {rank.rank}: " if len(ranks) > 1 else ""
-    late = _late(collectives, _parts(rank)[0], len(collectives.unpaired_by_rank)) if collectives else ""
-    text = where + _sentence(rank, calibration) + late
+    wall = _parts(rank)[0]
+    late = ""
+    if collectives:
+        late = _late(collectives, wall, len(collectives.unpaired_by_rank), in_trace=_holds(calibration))
+    text = where + _sentence(rank, calibration) + _uneven(uneven, wall) + late
     return Verdict(text, _confidence(rank, integrity, calibration), reasons)
 
 
@@ -83,7 +93,7 @@ def _in_truth(rank: RankFindings, calibration: Calibration, step_us: float, idle
     pinned = f" {worst.site} keeps the host from running ahead, which costs little here." if worst else ""
     if idle_us < SMALL * step_us:
         shown = f" The {traced} that it waits in the trace are the profiler's." if host > SMALL * wall else ""
-        heaviest = f"; {main.kernels[0].name} first" if main.kernels else ""
+        heaviest = f"; {_heaviest(main)} first" if main.kernels else ""
         return (
             f"GPU bound: the {step} hardly waits for the host without the profiler{heaviest}.{shown}{pinned}"
         )
@@ -106,18 +116,34 @@ def _kind(main: KindFindings) -> str:
     return "" if main.kind in (None, "step") else f"{main.kind} "
 
 
-def _late(collectives: Collectives, wall: float, ranks: int) -> str:
-    """Who keeps the others waiting in collectives and why, where that is worth a sentence."""
+def _uneven(uneven: Sequence[Uneven], wall: float) -> str:
+    """What single ranks do beyond the others, where that is worth a sentence."""
+    told = [
+        f" Rank {its.rank}'s {'GPU works' if its.on_gpu else 'host takes'} {_ms(its.us)} longer in each step"
+        f" than {'the others' if its.on_gpu else 'the other hosts'}: {its.named()}."
+        for its in uneven
+        if its.us > WORTH * wall
+    ]
+    return "".join(told)
+
+
+def _late(collectives: Collectives, wall: float, ranks: int, *, in_trace: bool) -> str:
+    """Who keeps the others waiting in collectives and why, where that is worth a sentence; `in_trace` says
+    that the sentence before is of the step without the profiler.
+    """
     if not collectives.late or collectives.step_us.wait < SMALL * wall:
         return ""
     late = collectives.late[0]
-    waits = f" Ranks wait {_share(collectives.step_us.wait, wall)} of it in collectives"
+    waits = f"anks wait {_share(collectives.step_us.wait, wall)} of it in collectives"
+    waits = f" In the trace r{waits.replace(' of it ', ' of a step ')}" if in_trace else f" R{waits}"
     # What a rank caused is a mean over the others; of all waits, resolved or not, it is this share.
     share = late.wait_us * (ranks - 1) / ranks / collectives.step_us.wait
     if share < MOSTLY:
         return f"{waits}, for no rank in particular."
     causes = [name for name, us in late.causes.items() if us > 0]
     because = f", which is late because of: {causes[0]}" if causes else ""
+    if causes and causes[0] == COMMON:
+        because = ", whose host is behind the others', though most of that time they take as well"
     return f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{because}."
 
 
@@ -161,8 +187,14 @@ def _sentence(rank: RankFindings, calibration: Calibration | None) -> str:
     if gpu > SMALL * wall:
         cause = GPU_IDLE[max(GPU_IDLE, key=lambda name: getattr(main.idle_gpu_us, name))]
         return f"GPU bound: busy {_share(busy, wall)} {of_step}; {_share(gpu, wall)} goes to {cause}."
-    heaviest = f", {main.kernels[0].name} first" if main.kernels else ""
+    heaviest = f", {_heaviest(main)} first" if main.kernels else ""
     return f"GPU bound: busy {_share(busy, wall)} {of_step}{heaviest}."
+
+
+def _heaviest(main: KindFindings) -> str:
+    """The class of kernels that works longest; waiting for other ranks is no work."""
+    waited = (main.step_us.collective_wait or 0.0) if main.step_us else 0.0
+    return max(main.kernels, key=lambda its: its.us - waited * (its.name == COLLECTIVE)).name
 
 
 def _worst(findings: KindFindings) -> Sync | None:
@@ -185,7 +217,11 @@ def _times(per_step: float) -> str:
 
 
 def _share(part: float, whole: float) -> str:
-    return f"{part / 1000:.2f} ms ({part / whole:.0%})" if whole else f"{part / 1000:.2f} ms"
+    return f"{_ms(part)} ({part / whole:.0%})" if whole else _ms(part)
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1000:.2f} ms"
 
 
 def _during(findings: KindFindings) -> str:
@@ -240,9 +276,11 @@ def _confidence(rank: RankFindings, integrity: Integrity, calibration: Calibrati
     return "medium" if upper_bound or integrity.status != "ok" else "high"
 
 
-def rank_fixes(rank: RankFindings, calibration: Calibration | None = None) -> tuple[Fix, ...]:
+def rank_fixes(
+    rank: RankFindings, calibration: Calibration | None = None, uneven: Sequence[Uneven] = ()
+) -> tuple[Fix, ...]:
     """What to do, worst first: what each fix alone gives where that is calibrated, else the µs per step that
-    the trace charges to it.
+    the trace charges to it, or that a rank does beyond the others.
 
     Sites that pin come before all else: the trace hides what they cost, since a host slowed by the profiler
     finds the GPU drained and does not wait. Parts under 1 % of the step are left out.
@@ -272,5 +310,6 @@ def rank_fixes(rank: RankFindings, calibration: Calibration | None = None) -> tu
         if sync.verdict in ("hidden", "unclear")
     ]
     others += [Fix(text, getattr(main.idle_gpu_us, name), bound="estimate") for name, text in GPU_FIX.items()]
-    others = [fix for fix in others if fix.us_per_step > 0.01 * wall]
+    others += [Fix(its.fix(part), part.us) for its in uneven for part in its.parts]
+    others = [fix for fix in others if fix.us_per_step > WORTH * wall]
     return tuple(sites + sorted(others, key=lambda fix: -fix.us_per_step))

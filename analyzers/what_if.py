@@ -10,16 +10,19 @@ import numpy as np
 
 from latencylab.analyzers.calibrate import Model, in_us, scenarios_at
 from latencylab.analyzers.host import PROFILER, WAITING, Paths
+from latencylab.analyzers.kernels import COLLECTIVE
 from latencylab.analyzers.replay import F64, Scenarios, Times, joined, replay, step_starts
 from latencylab.analyzers.replay_build import clock_name
 from latencylab.analyzers.shares import NO_SPAN
 from latencylab.analyzers.syncs import is_shown, verdict_of
+from latencylab.analyzers.uneven import Uneven
 from latencylab.model.calibration import Estimate, Fix, SiteCost
 from latencylab.model.findings import Sync
 from latencylab.model.integrity import InputError
-from latencylab.model.trace import MISSING
+from latencylab.model.trace import MISSING, Bool
 
 WORTH = 0.01  # of the step, below which a change is not listed
+NOTHING = 1e-6  # of a kernel's time, where all of it goes
 HALF = 0.5  # of what work takes now, in the list of changes; waits and gaps there go altogether
 
 
@@ -106,6 +109,7 @@ def _edited(model: Model, change: Change, speeds: F64) -> Scenarios:
         gap=gap,
         keeps=keeps,
         peers=np.full(count, change.peers),
+        hosts=base.hosts,
         dispatch=np.full(count, change.dispatch),
     )
 
@@ -133,7 +137,7 @@ def _nesting(model: Model) -> dict[str, set[str]]:
 
 
 def _kernel_share(model: Model, kernel: str) -> F64:
-    """Per item the share of its work that these kernels have to themselves."""
+    """Per item the share of its work that these kernels have to themselves, waiting for peers left out."""
     rank, program = model.view.rank, model.program
     trace = rank.trace
     if kernel in rank.classes:
@@ -143,18 +147,23 @@ def _kernel_share(model: Model, kernel: str) -> F64:
     if not mine.any():
         there = ", ".join(dict.fromkeys(rank.classes[i] for i in rank.op_class.tolist()))
         raise InputError(f"no kernel's class or name has {kernel!r}; classes: {there}")
-    chosen = mine[rank.work.op]
-    by_launch = np.bincount(
-        np.maximum(rank.launches.of_op[rank.work.op[chosen]], 0),
-        np.where(rank.launches.of_op[rank.work.op[chosen]] >= 0, rank.work.length[chosen], 0),
-        max(len(rank.launches), 1),
-    )
+    meets = np.array([name == COLLECTIVE for name in rank.classes], bool)[rank.op_class]
+    its, met, its_met = (_by_launch(model, chosen) for chosen in (mine, meets, mine & meets))
     on_gpu = np.flatnonzero(program.op >= 0)
     launch = rank.launches.of_op[program.op[on_gpu]]
-    share = np.zeros(len(program))
-    ns = np.where(launch >= 0, by_launch[np.maximum(launch, 0)], 0)
+    share, row = np.zeros(len(program)), np.maximum(launch, 0)
+    waited = program.wait[on_gpu] * np.divide(its_met, met, out=np.zeros(len(met)), where=met > 0)[row]
+    ns = np.where(launch >= 0, np.maximum(its[row] - waited, 0), 0)
     share[on_gpu] = np.minimum(ns / np.maximum(program.work[on_gpu], 1.0), 1.0)
     return share
+
+
+def _by_launch(model: Model, chosen: Bool) -> F64:
+    """Per launch the ns that these of its GPU ops have to themselves."""
+    rank = model.view.rank
+    own = chosen[rank.work.op] & (rank.launches.of_op[rank.work.op] >= 0)
+    launch = rank.launches.of_op[rank.work.op[own]]
+    return np.bincount(launch, rank.work.length[own], max(len(rank.launches), 1)).astype(np.float64)
 
 
 def find_site(model: Model, text: str) -> str:
@@ -204,8 +213,23 @@ def possible_changes(model: Model, syncs: Sequence[Sync]) -> tuple[Change, ...]:
             dispatch=0.0,
         )
     )
-    if program.wait.any():
+    if (program.wait > program.for_hosts).any():
         changes.append(Change("no rank waits for another in collectives", peers=0.0))
+    return tuple(changes)
+
+
+def even_changes(model: Model, uneven: Sequence[Uneven]) -> tuple[Change, ...]:
+    """What this rank does beyond the others brought down to what they do, where the model has it alone."""
+    known = {sort.span for sort in model.program.sorts if not sort.api}
+    changes = []
+    for its in uneven:
+        for part in its.parts if its.rank == model.view.rank.trace.rank else ():
+            left = max(1 - part.us / part.own_us, 0.0)
+            span = part.what.removeprefix("span ").replace(NO_SPAN, "")
+            if its.on_gpu:
+                changes.append(Change(its.fix(part), kernels=((part.what, 1 / max(left, NOTHING)),)))
+            elif part.what.startswith("span ") and span in known:
+                changes.append(Change(its.fix(part), own_spans=((span, left),)))
     return tuple(changes)
 
 

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from latencylab.analyzers.uneven import BEYOND
 from latencylab.model.findings import Alignment, Analysis, Collectives, Late
 from latencylab.reports import format as fmt
 from latencylab.reports import ranks
@@ -19,7 +20,9 @@ _MANY_CAUSES = 5
 
 
 def print_late(analysis: Analysis, console: Console) -> None:
-    """Who is late, by how much and why, and how well the clocks are known; nothing for one rank."""
+    """Who is late, by how much and why, what single ranks do beyond the others, and how well the clocks are
+    known; nothing for one rank.
+    """
     if not ranks.several(analysis):
         return
     found, alignment = analysis.collectives, analysis.alignment
@@ -34,6 +37,8 @@ def print_late(analysis: Analysis, console: Console) -> None:
         console.print(_late_table(analysis, found.late[:_TOP_LATE], brief=True))
         if len(found.late) > _TOP_LATE:
             console.print(indented(f"{len(found.late) - _TOP_LATE} more below", 2, "dim"))
+    for note in (note for note in found.notes if BEYOND in note):
+        console.print(indented(fmt.clean(note), 2))
     known = any(clock.shifted for clock in alignment.ranks)
     console.print(indented(ranks.clocks_line(alignment), 2, "" if known else "dim"))
 

@@ -74,6 +74,16 @@ def test_the_last_leaves_a_push_first() -> None:
     assert rows(one) == [(4, 3, 12, 19), (7, 0, 9, 16)]
 
 
+def test_the_last_of_two_leaves_a_push_in_two_shots_last() -> None:
+    """It waits for the sum that the other makes of its data, and the other for its data alone."""
+    late = (Python(30), eager("push_2", early=7))
+    (one,) = truth_of((eager("push_2", early=7),), late).instances
+    assert rows(one) == [(4, 30, 12, 46), (34, 0, 19, 53)]
+    # with a third rank all wait for a sum of another that has waited for the last rank's data
+    (one,) = truth_of((eager("push_2", early=7),), (eager("push_2", early=7),), late).instances
+    assert [end for *_, end in rows(one)] == [53, 53, 53]
+
+
 def test_a_push_is_1_to_1_5_us_early_by_itself() -> None:
     (one,) = truth_of((eager("push"),), (Python(9_000), eager("push"))).instances
     assert 1_000 <= one.members[0].end - one.members[1].end <= 1_500

@@ -12,6 +12,7 @@ import pytest
 from latencylab.analyzers import analyze, examine, kind_in_front
 from latencylab.analyzers.calibrate import fit_model
 from latencylab.analyzers.calibration import PEERS, calibrate, complete
+from latencylab.analyzers.replay_build import PeerWaits
 from latencylab.analyzers.step_clock import clock_steps, clocked_spans
 from latencylab.analyzers.view import KindView
 from latencylab.analyzers.what_if import Change
@@ -134,14 +135,19 @@ def test_of_a_rank_without_a_clock_the_others_are_named() -> None:
 
 
 def test_what_is_left_out_of_a_rank_among_others_is_said() -> None:
-    """Its waits for the others are constants of the replay; without skew they are gone."""
+    """Its waits for the others' GPUs are constants of the replay; without skew they are gone."""
     ns = np.minimum(view().rank.trace.gpu.end - view().rank.trace.gpu.start, 5_000)
-    alone, among = (complete(*fit_model(view(), whole(), wait)) for wait in (None, ns))
+    alone, among, late = (
+        complete(*fit_model(view(), whole(), wait))
+        for wait in (None, PeerWaits(ns, np.zeros_like(ns)), PeerWaits(ns, ns))
+    )
     assert alone.found.notes == ()
     assert among.found.notes == (PEERS,)
     skew = Change("", peers=0.0)
     assert alone.predict(skew).gain_us.value == pytest.approx(0, abs=1e-6)
     assert among.predict(skew).step_us.value <= among.predict(Change("nothing")).step_us.value
+    assert late.found.notes == (PEERS,)
+    assert late.predict(skew).gain_us.value == pytest.approx(0, abs=1e-6)  # for hosts it waits no more
 
 
 def test_client_timings_alone_calibrate_nothing() -> None:

@@ -25,6 +25,18 @@ from latencylab.model.integrity import InputError
         ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>", "collective"),
         ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "collective"),
         ("void sglang::cross_device_reduce_1stage<__nv_bfloat16, 4>", "collective"),
+        (
+            "void sglang::all_reduce_1shot_push_kernel<__nv_bfloat16, 2u, true>(sglang::Params<2u>)",
+            "collective",
+        ),
+        ("void sglang::all_reduce_2shot_pull_kernel<sglang::LoadStoreImpl<V, 4u, true>>", "collective"),
+        ("void sglang::memcpy_kernel<32u>(void*, void const*, unsigned int)", "copy"),
+        (
+            "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<P, T, 2>",
+            "collective",
+        ),
+        ("void flashinfer::trtllm_allreduce::reduce_fusion::lamport_initialize_kernel<float>", "copy"),
+        ("void at::cuda::(anonymous namespace)::spin_kernel(long)", "other"),
         ("_router_triton_kernel", "router"),
         ("_moe_align_small_numel_kernel", "router"),
         ("void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>", "norm"),

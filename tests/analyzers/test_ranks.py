@@ -103,13 +103,30 @@ def test_collectives_are_paired_and_clocks_found(scene: str) -> None:
     assert_clocks(joined, truth)
 
 
-@pytest.mark.parametrize("kind", ["one_shot", "two_shot", "nccl", "push"])
+@pytest.mark.parametrize(
+    "kind", ["one_shot", "two_shot", "nccl", "push", "push_2", "pull", "pull_2", "fused"]
+)
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_a_rank_that_is_always_last(kind: str, rank: int) -> None:
     always = ranks.Inject(rank, None, None, "kernel", 5_000)
     joined, truth = play(kind=kind, injects=(always,))
     assert_clocks(joined, truth)
     assert (joined.skew.last[joined.skew.resolved] == rank).mean() > 0.99
+
+
+@pytest.mark.parametrize("kind", ["push", "push_2", "pull", "fused", "nccl"])
+@pytest.mark.parametrize("later", [0, 300, 900, 1_800, 6_000])
+def test_of_two_ranks_one_is_always_the_last(kind: str, later: int) -> None:
+    """No two ranks wait, so what is known of each kind of collective is all there is to go by."""
+    injects = (ranks.Inject(1, None, None, "kernel", later),) if later else ()
+    joined, truth = play(ranks=2, kind=kind, injects=injects, noise=300, gpu_jitter=150)
+    clock = joined.clocks[1]
+    offset, _ = truth.relative(1, 0, clock.t0)
+    assert clock.low <= offset <= clock.high
+    assert abs(clock.offset - offset) < 2 * clock.residual
+    if later == 6_000:
+        assert (joined.skew.last[joined.skew.resolved] == 1).mean() > 0.99
+        assert joined.skew.resolved.mean() > 0.9
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,6 @@ def test_without_waits_for_other_ranks_the_step_is_shorter_by_them() -> None:
     assert program is not None
     alone = lengths(program, played(program, peers=np.zeros(1)))[3:-1]
     shorter = np.median(lengths(program, played(program))[3:-1]) - np.median(alone)
-    waited = np.bincount(view.rank.steps.of_gpu(view.rank.trace.gpu.start), wait)[3:-1]
+    waited = np.bincount(view.rank.steps.of_gpu(view.rank.trace.gpu.start), wait.ns)[3:-1]
     assert shorter == pytest.approx(np.median(waited), rel=0.05)
     assert shorter > 30_000

@@ -43,12 +43,14 @@ from synth.ranks_actions import (
 from synth.ranks_decode import Decode, Inject, decode_ranks
 from synth.ranks_emit import local_run, to_docs, to_traces
 from synth.ranks_engine import RankRun, simulate
+from synth.ranks_faults import SPIN, sleeping, spinning, with_hosts
 from synth.ranks_joint import Joint
 from synth.ranks_many import Many, many
 from synth.ranks_truth import Instance, LateTruth, Member, RankTruth, Totals, effect, find
 
 __all__ = [
     "KINDS",
+    "SPIN",
     "START_NS",
     "Capture",
     "Cause",
@@ -78,6 +80,9 @@ __all__ = [
     "many",
     "rank_scenarios",
     "simulate",
+    "sleeping",
+    "spinning",
     "to_docs",
     "to_traces",
+    "with_hosts",
 ]

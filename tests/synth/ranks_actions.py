@@ -28,7 +28,8 @@ class Kind:
     `sync` says who waits for whom: all members for the last, two peers for each other, all for the root, or
     nobody. Data of a peer takes `early` to `early + spread` ns to fly in, so the last rank, which finds the
     others' data there, leaves so much earlier than they do. `collective` is Kineto's name of it, of NCCL
-    kernels alone. `barrier` marks what ends in a barrier.
+    kernels alone. `barrier` marks what ends in a barrier. With two `flights` each rank waits for what the
+    others make of the data of all.
     """
 
     kernel: str
@@ -39,18 +40,31 @@ class Kind:
     op: int = KERNEL
     barrier: bool = False
     host: bool = False
+    flights: int = 1
 
 
 _ARGS = "(ncclDevKernelArgsStorage<4096ul>)"
 _REDUCE = "(sglang::RankData*, sglang::RankSignals, sglang::Signal*, __nv_bfloat16*, int, int)"
 _FUSION = "flashinfer::trtllm_allreduce_fusion"
+_PUSH = "<__nv_bfloat16, 4u, true>(sglang::AllReducePushParams<4u>)"
+_PULL = (
+    "device::AlignedVector<__nv_bfloat162, 4u>, 4u, true>, __nv_bfloat16, 4u, true>"
+    "(sglang::AllReducePullParams<4u>)"
+)
 KINDS: dict[str, Kind] = {
     "one_shot": Kind(f"void sglang::cross_device_reduce_1stage<__nv_bfloat16, 4>{_REDUCE}"),
     "two_shot": Kind(f"void sglang::cross_device_reduce_2stage<__nv_bfloat16, 4>{_REDUCE}", barrier=True),
     "nccl": Kind(f"ncclDevKernel_AllReduce_Sum_bf16_RING_LL{_ARGS}", collective="allreduce"),
-    "fused": Kind(f"void {_FUSION}::allreduce_fusion_kernel_oneshot_lamport<__nv_bfloat16, 4, true>"),
+    "fused": Kind(
+        f"void {_FUSION}::allreduce_fusion_kernel_oneshot_lamport<__nv_bfloat16, 4, true>",
+        early=1_000,
+        spread=500,
+    ),
     "multimem": Kind("void multimem_all_reduce_kernel<c10::BFloat16, 16, 4>", barrier=True),
-    "push": Kind("void all_reduce_one_shot_push_kernel<__nv_bfloat16, 4u, true>", early=1_000, spread=500),
+    "push": Kind(f"void sglang::all_reduce_1shot_push_kernel{_PUSH}", early=1_000, spread=500),
+    "push_2": Kind(f"void sglang::all_reduce_2shot_push_kernel{_PUSH}", early=1_000, spread=500, flights=2),
+    "pull": Kind(f"void sglang::all_reduce_1shot_pull_kernel<sglang::LoadStoreImpl<{_PULL}", barrier=True),
+    "pull_2": Kind(f"void sglang::all_reduce_2shot_pull_kernel<sglang::LoadStoreImpl<{_PULL}", barrier=True),
     "nccl_gather": Kind(f"ncclDevKernel_AllGather_RING_LL{_ARGS}", collective="_allgather_base"),
     "send_recv": Kind(f"ncclDevKernel_SendRecv{_ARGS}", "pair", collective="send"),
     "nccl_broadcast": Kind(f"ncclDevKernel_Broadcast_RING_LL{_ARGS}", "root", collective="broadcast"),

@@ -76,11 +76,14 @@ class Joint:
 
     def leave(self, rank: int, dur: int) -> int:
         """When the rank is done: after the others' data has flown in."""
-        at, way = self.arrivals[rank], self.comm.way
+        way = self.comm.way
         if way.sync == "none":
-            return at + dur
+            return self.arrivals[rank] + dur
         fly = way.early + mixed(*self.seeds, -1) % (way.spread + 1)
         if self.comm.early is not None:
             fly = self.comm.early
-        ready = max([at, *(self.arrivals[q] + fly for q in self.whom if q != rank)])
+        sent = {q: self.arrivals[q] for q in {rank, *self.whom}}  # when each has what the others wait for
+        for _ in range(way.flights - 1):
+            sent = {p: max(t + fly * (q != p) for q, t in sent.items()) for p in sent}
+        ready = max(t + fly * (q != rank) for q, t in sent.items())
         return ready + dur + mixed(*self.seeds, rank) % (self.noise + 1)

@@ -1,0 +1,229 @@
+"""What single ranks do beyond the others: faults of one rank, named with their µs per step whatever the
+profiler hides; and what a late rank's causes are where its host is merely behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from latencylab.analyzers import analyze
+from latencylab.analyzers.kernels import load_classes
+from latencylab.analyzers.ranks import join_ranks
+from latencylab.analyzers.uneven import BEYOND, COMMON, owed_to_excess
+from latencylab.analyzers.view import RankView
+from latencylab.model.capture import Capture
+from latencylab.model.findings import Analysis
+from latencylab.model.unprofiled import Unprofiled
+from synth import ranks, with_marks
+from synth.clock import step_clock
+
+US = 150  # a step, of each fault: some 10 % of the GPU's step
+FREE, BOUND, PROFILED = 2.0, 4.0, 7.0  # how slow the hosts are: ahead, behind with a fault alone, behind
+REQUESTS = (1.0, 1.04, 0.97, 1.02)
+CLOCKS = (ranks.Clock(), ranks.Clock(3_412_345, 8_000), ranks.Clock(-512_000, -11_000), ranks.Clock(77))
+SLEEP, SPIN = "host idle: span scheduler.run_batch", f"GPU work: {ranks.SPIN}"
+GLOO = "host idle: waiting in gloo:broadcast"
+NAMED = {"sleep": "in span scheduler.run_batch (Python or untraced)", "spin": "at::cuda::spin_kernel"}
+
+
+def scene(fault: str, rank: int, hosts: float, world: int = 2, **shape: int) -> ranks.RankScenario:
+    """Push all-reduces in three graphs, 1.6 ms a step, launched by hosts that jitter each by itself."""
+    given = {"steps": 20, "per_leg": 28, "broadcasts": 1, "host": 20_000, "host_jitter": 4_000, **shape}
+    given |= {"ranks": world, "gpu_jitter": 150, "noise": 300}
+    made = ranks.decode_ranks(kind="push", seam_kind="push", clocks=CLOCKS[:world], **given)
+    made = ranks.with_hosts(replace(made, ranks=tuple(with_marks(own) for own in made.ranks)), hosts)
+    if fault == "sleep":
+        return ranks.sleeping(made, rank, US * 1000)
+    return ranks.spinning(made, rank, US * 1000) if fault == "spin" else made
+
+
+@cache
+def found(fault: str, rank: int = 0, hosts: float = PROFILED, world: int = 2) -> Analysis:
+    run = ranks.simulate(scene(fault, rank, hosts, world))
+    return analyze(Capture("synth", None, None, ranks.to_traces(run)), timelines=False)
+
+
+@cache
+def calibrated(fault: str, rank: int, of: int | None = None) -> tuple[Analysis, float]:
+    """The same with requests without the profiler, of all ranks or of one; and their median step, µs."""
+    runs = [
+        ranks.simulate(scene(fault, rank, FREE * slow, steps=40, seed=9 + request))
+        for request, slow in enumerate(REQUESTS)
+    ]
+    steps = [np.diff(RankView.of(ranks.to_traces(run)[0], load_classes()).steps.start)[4:] for run in runs]
+    clocks = {place: step_clock([run.runs[place] for run in runs]) for place in range(2)}
+    traces = ranks.to_traces(ranks.simulate(scene(fault, rank, PROFILED)))
+    capture = Capture("synth", None, None, traces, Unprofiled((), clocks))
+    chosen = None if of is None else [of]
+    return analyze(capture, ranks=chosen, timelines=False), float(np.median(np.concatenate(steps))) / 1000
+
+
+def notes(its: Analysis) -> list[str]:
+    assert its.collectives is not None
+    return [note for note in its.collectives.notes if BEYOND in note]
+
+
+def causes(its: Analysis, rank: int) -> dict[str, float]:
+    assert its.collectives is not None
+    late = its.collectives.late[0]
+    assert late.rank == rank
+    assert sum(late.causes.values()) == pytest.approx(late.wait_us, rel=0.011)
+    return late.causes
+
+
+def gain(its: Analysis, fault: str, rank: int) -> float:
+    """What the fix of the fault is said to give, µs per step."""
+    (fix,) = [fix for fix in its.fixes if NAMED[fault] in fix.what and fix.what.endswith("as on the others")]
+    assert f"on rank {rank} " in fix.what
+    return fix.us_per_step
+
+
+@pytest.mark.parametrize("fault", ["sleep", "spin"])
+@pytest.mark.parametrize("hosts", [FREE, BOUND, PROFILED])
+@pytest.mark.parametrize(("rank", "world"), [(0, 2), (1, 2), (2, 4)])
+def test_a_fault_of_one_rank_is_named_with_its_us(fault: str, hosts: float, rank: int, world: int) -> None:
+    its = found(fault, rank, hosts, world)
+    (note,) = notes(its)
+    side = "host takes" if fault == "sleep" else "GPU works"
+    assert note.startswith(f"rank {rank}'s {side}")
+    assert NAMED[fault] in note
+    assert f"Rank {rank}'s {side} 0.1" in its.verdict.text
+    assert f": {NAMED[fault]}" in its.verdict.text
+    assert its.ranks[its.front].rank == rank
+    assert gain(its, fault, rank) == pytest.approx(US, rel=0.1)
+
+
+@pytest.mark.parametrize("hosts", [FREE, BOUND, PROFILED])
+@pytest.mark.parametrize("world", [2, 4])
+def test_where_no_rank_does_more_none_is_said_to(hosts: float, world: int) -> None:
+    its = found("", 0, hosts, world)
+    assert not notes(its)
+    assert "longer in each step" not in its.verdict.text
+
+
+def test_a_host_that_is_behind_is_late_for_what_it_does_more() -> None:
+    """The other hosts do as much of all else, and are only further ahead."""
+    its = causes(found("sleep", 1), rank=1)
+    assert its[SLEEP] == pytest.approx(US, rel=0.1)
+    assert next(iter(its)) == COMMON
+    assert sum(us for name, us in its.items() if name not in (SLEEP, COMMON)) < 0.05 * sum(its.values())
+    assert "behind the others'" in found("sleep", 1).verdict.text
+
+
+def test_a_delay_that_the_queue_hides_at_first_is_still_the_cause() -> None:
+    """The GPU runs out of work in what the host does long after it slept."""
+    its = causes(found("sleep", 1, BOUND), rank=1)
+    host = {name: us for name, us in its.items() if name.startswith("host idle: ")}
+    assert its[SLEEP] > 0.9 * (sum(host.values()) + its.get(COMMON, 0.0))
+    assert next(iter(its)) == SLEEP
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_work_of_one_gpu_makes_the_others_wait(rank: int) -> None:
+    its = causes(found("spin", rank, FREE), rank)
+    assert its[SPIN] == pytest.approx(US, rel=0.05)
+
+
+@pytest.mark.parametrize("fault", ["sleep", "spin"])
+@pytest.mark.parametrize("hosts", [FREE, BOUND, PROFILED])
+def test_clocks_are_within_their_residuals(fault: str, hosts: float) -> None:
+    run = ranks.simulate(scene(fault, 1, hosts))
+    joined = join_ranks(tuple(RankView.of(trace, load_classes()) for trace in ranks.to_traces(run)))
+    assert joined is not None
+    clock = joined.clocks[1]
+    offset, _ = ranks.find(run).relative(1, 0, clock.t0)
+    assert abs(clock.offset - offset) < clock.residual
+    assert clock.low < offset < clock.high
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_without_the_profiler_the_gpu_with_more_work_sets_the_step(rank: int) -> None:
+    its, step = calibrated("spin", rank)
+    assert its.calibration is not None
+    assert (its.calibration.status, its.calibration.rank) == ("calibrated", rank)
+    assert its.calibration.predicted_step_us is not None
+    assert its.calibration.predicted_step_us.value == pytest.approx(step, rel=0.01)
+    assert gain(its, "spin", rank) == pytest.approx(US, rel=0.1)
+    assert next(iter(its.fixes)).calibrated
+
+
+def test_what_a_host_does_more_costs_nothing_while_it_is_ahead() -> None:
+    its, _ = calibrated("sleep", 1)
+    assert its.calibration is not None
+    assert (its.calibration.status, its.calibration.rank) == ("calibrated", 1)
+    assert not any(NAMED["sleep"] in fix.what for fix in its.fixes)
+    assert "Rank 1's host takes 0.1" in its.verdict.text
+
+
+def test_without_the_profiler_no_rank_waits_for_the_hosts_that_it_slowed() -> None:
+    """In the trace rank 0 waits a third of each step for the host of rank 1."""
+    its, step = calibrated("sleep", 1, of=0)
+    assert its.ranks[0].main.step_us is not None
+    assert (its.ranks[0].main.step_us.collective_wait or 0.0) > 0.3 * its.ranks[0].main.step_us.wall
+    assert its.calibration is not None
+    assert (its.calibration.status, its.calibration.rank) == ("calibrated", 0)
+    assert its.calibration.predicted_step_us is not None
+    assert its.calibration.predicted_step_us.value == pytest.approx(step, rel=0.01)
+    collectives = next(fix for fix in its.fixes if fix.what.startswith("make collective kernels"))
+    assert collectives.us_per_step < 0.2 * step  # waiting in them is no work to be made faster
+    assert "collective first" not in its.verdict.text
+
+
+def test_steps_are_matched_where_records_begin_and_end_apart() -> None:
+    captures = (ranks.Capture(skip=100), ranks.Capture(stop=1_500))
+    run = ranks.simulate(replace(scene("", 0, FREE), captures=captures))
+    joined = join_ranks(tuple(RankView.of(trace, load_classes()) for trace in ranks.to_traces(run)))
+    assert joined is not None
+    truth = ranks.find(run)
+    matched = joined.steps[(joined.steps >= 0).all(axis=1)]
+    assert len(matched) > 10
+    for steps in matched.tolist():
+        true = []
+        for r, step in enumerate(steps):
+            rows = truth.rows[r][joined.ranks[r].op[joined.ranks[r].step == step]]
+            true.append({truth.instances[row].step for row in rows.tolist()})
+        assert len(true[0]) == 1
+        assert true[0] == true[1]
+
+
+@pytest.mark.parametrize(
+    ("causes", "excess", "sustained", "expected"),
+    [
+        ({"host idle: api": 90.0}, {"api": 30.0}, (), {"host idle: api": 30.0, COMMON: 60.0}),
+        ({"host idle: api": 90.0}, {"api": 500.0}, (), {"host idle: api": 90.0}),
+        ({"host idle: api": 90.0}, {"api": -5.0}, (), {COMMON: 90.0}),
+        ({"host idle: api": 90.0}, {}, (), {"host idle: api": 90.0}),
+        (
+            {"host idle: api": 90.0, "GPU work: k": 5.0},
+            {"api": 10.0, "span a": 70.0},
+            ("span a",),
+            {"host idle: span a": 70.0, "host idle: api": 10.0, COMMON: 10.0, "GPU work: k": 5.0},
+        ),
+        (
+            {"host idle: api": 90.0},
+            {"api": 60.0, "span a": 60.0},
+            ("span a",),
+            {"host idle: span a": 60.0, "host idle: api": 30.0},
+        ),
+        (
+            {
+                "host idle: waiting in gloo:broadcast": 8.0,
+                "host idle: waiting in gloo:broadcast for rank 0": 3.0,
+            },
+            {"api": 1.0},
+            (),
+            {COMMON: 8.0, "host idle: waiting in gloo:broadcast for rank 0": 3.0},
+        ),
+    ],
+)
+def test_a_late_host_owes_what_it_does_beyond_the_others(
+    causes: dict[str, float],
+    excess: dict[str, float],
+    sustained: tuple[str, ...],
+    expected: dict[str, float],
+) -> None:
+    assert owed_to_excess(causes, excess, sustained) == pytest.approx(expected)
