@@ -117,11 +117,14 @@ def conflicts(base: Fields, head: Fields) -> tuple[Mismatch, ...]:
 
 
 def _is_launch(field: str, base: Fields, head: Fields) -> bool:
-    """Whether the legs differ only as one side launches some kernel by kernel: the same work, so a change."""
-    if field != LEGS or base.get(KIND) != head.get(KIND):
+    """Whether one side alone lacks legs, in steps of one kind by the same arguments: it launches them kernel
+    by kernel, not as graphs, which is a change.
+    """
+    if field != LEGS or KIND not in base or base[KIND] != head.get(KIND) or ";" in base[LEGS] + head[LEGS]:
         return False
-    ours, theirs = (set(side[LEGS].split(", ")) for side in (base, head))
-    return ours <= theirs or theirs <= ours
+    fewer, more = sorted((side[LEGS].split(", ") for side in (base, head)), key=len)
+    rest = iter(more)
+    return all(leg in rest for leg in fewer)  # each after the one before
 
 
 def changed(base: Fields, head: Fields, shared: Collection[str]) -> tuple[Change, ...]:

@@ -1,8 +1,8 @@
-"""What each optimisation is worth: servers of several configurations, measured in turn on one host.
+"""Servers of several configurations, measured in turn on one host: what is each optimisation worth?
 
-    python benchmarks/ledger.py run FOLDER --common "--preset nextn --shape tp4-rank"
+    python benchmarks/ledger.py FOLDER --common "--preset nextn --shape tp4-rank"
         --server on@0 --server "no-pdl@0 --without pdl" --server "off@1 --without all"
-    python benchmarks/ledger.py table FOLDER...
+    python benchmarks/ledger_table.py FOLDER
 
 A server is NAME@GPUS and the options that `latencylab runtime launch` has for it besides the common ones;
 with `raw` as the first word they are SGLang's own, after variables for its environment. All are started at
@@ -10,12 +10,7 @@ once, then each round sends one request to each, so that what drifts on the host
 others are stopped (SIGSTOP) meanwhile, since an idle scheduler spins. Then a capture of each is taken, of
 which the GPU's busy time is kept. What was found goes to FOLDER/run-1.json, run-2.json and so on.
 `--keep NAME` leaves a server to the next run of the same folder, and takes no capture of it: a process stays
-slower once a profiler was on in it.
-
-The table holds every server against the one named on: ms per step round by round within a run, and GPU busy
-time against that of on on the same GPU, in any run. The 95 % intervals join the spread over rounds, or steps,
-and that between servers alike, which is known where some were measured again under names such as on.2. Where
-an interval holds 0, the difference is not resolved. A server that does not start is told and left out.
+slower once a profiler was on in it. A server that does not start is told and left out, with exit code 3.
 """
 
 from __future__ import annotations
@@ -36,7 +31,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +41,6 @@ from latencylab.runtime.client import HttpTarget
 from latencylab.runtime.clock_files import ServerClocks
 from latencylab.runtime.ledger import Ledger
 from latencylab.runtime.provenance import read_states
-from latencylab.stats import student_quantile
 
 REFERENCE = "on"
 PORTS_APART = 50
@@ -312,23 +305,26 @@ def traced(folder: Path) -> dict[str, Any]:
     }
 
 
+def start(servers: Sequence[Server], given: argparse.Namespace, started: float) -> None:
+    """Start them all at once, and wait until each serves or has failed."""
+    for server in servers:
+        server.start(shlex.split(given.common), shlex.split(given.sglang))
+    until = started + given.start_timeout
+    with ThreadPoolExecutor(max(1, len(servers))) as pool:  # to ask one that is not ready can take its time
+        list(pool.map(lambda server: server.await_health(until, started), servers))
+    for server in servers:
+        _say(f"{server.name}: {server.failed or f'ready after {server.start_s} s'}")
+
+
 def run(given: argparse.Namespace) -> int:
     """Start, measure, capture, write the results, and stop all but those to keep."""
     folder: Path = given.folder
     servers = [Server.parse(text, folder) for text in given.server]
     if twice := [name for name, count in Counter(each.name for each in servers).items() if count > 1]:
         raise InputError(f"{twice[0]}: two servers have this name")
-    common, sglang = shlex.split(given.common), shlex.split(given.sglang)
     started = time.monotonic()
     try:
-        starting = adopt(servers, folder, given.first_port)
-        for server in starting:
-            server.start(common, sglang)
-        until = started + given.start_timeout
-        with ThreadPoolExecutor(len(servers)) as pool:  # to ask one that is not ready can take its time
-            list(pool.map(lambda server: server.await_health(until, started), starting))
-        for server in starting:
-            _say(f"{server.name}: {server.failed or f'ready after {server.start_s} s'}")
+        start(adopt(servers, folder, given.first_port), given, started)
         live = [server for server in servers if server.failed is None]
         workload = Workload(given.input_tokens, given.output_tokens, given.rounds, given.warmup)
         if live:
@@ -380,168 +376,29 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-@dataclass(frozen=True)
-class Against:
-    """A difference to the reference in us per step, and how far its 95 % interval reaches to either side."""
-
-    us: float
-    reach: float
-
-    def __str__(self) -> str:
-        resolved = abs(self.us) > self.reach
-        return f"{self.us:+,.0f} ± {self.reach:,.0f}" + ("" if resolved else " (not resolved)")
-
-
-def _is_reference(name: str) -> bool:
-    return name.partition(".")[0] == REFERENCE
-
-
-def paired(reference: Sequence[float | None], other: Sequence[float | None]) -> list[float]:
-    """Differences in us, round by round."""
-    both = zip(reference, other, strict=False)
-    return [1000 * (b - a) for a, b in both if a is not None and b is not None]
-
-
-def between(means: Sequence[float]) -> tuple[float, int]:
-    """Root mean square of differences between servers alike, and its degrees of freedom."""
-    return (math.sqrt(statistics.fmean([mean**2 for mean in means])), len(means)) if means else (0.0, 0)
-
-
-def reach(values: Sequence[float], apart: float, freedom: int) -> float:
-    """Of the interval of a mean of `values`, to which servers alike add a spread `apart`."""
-    own = student_quantile(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return math.hypot(own, student_quantile(0.975, freedom) * apart if freedom else 0.0)
-
-
-def proven(held: dict[str, Any]) -> str:
-    """Whether the server said that the optimisations it was told to switch are in that position."""
-    words, told = held["options"], held.get("ledger") or {}
-    off = {name for word, name in pairwise(words) if word == "--without"}
-    on = {name for word, name in pairwise(words) if word == "--with"}
-    off |= told.keys() - on if "all" in off else set()
-    wrong = [name for name in sorted(off) if told.get(name, "").startswith("on ")]
-    wrong += [name for name in sorted(on) if told.get(name, "").startswith("off ")]
-    if wrong:
-        return f"no: {', '.join(wrong)}"
-    return "yes" if (on | off) & told.keys() else ""
-
-
-class Busy:
-    """GPU busy time of the reference, by GPU: two GPUs of one host differ by more than two servers on one."""
-
-    def __init__(self, runs: Sequence[Sequence[dict[str, Any]]]) -> None:
-        self._means: dict[str, list[float]] = {}
-        self._own: dict[str, float] = {}
-        for held in (held for run in runs for held in run if _is_reference(held["name"])):
-            if len(held.get("busy_us", ())) < 2:
-                continue
-            self._means.setdefault(held["gpus"], []).append(statistics.fmean(held["busy_us"]))
-            self._own[held["gpus"]] = reach(held["busy_us"], 0.0, 0)
-        groups = [means for means in self._means.values() if len(means) > 1]
-        self._freedom = sum(len(means) - 1 for means in groups)
-        squares = sum(statistics.variance(means) * (len(means) - 1) for means in groups)
-        self._spread = math.sqrt(squares / self._freedom) if groups else 0.0
-
-    def against(self, held: dict[str, Any]) -> Against | None:
-        """How a server differs from the reference on its GPU; None where there is none."""
-        means, steps = self._means.get(held["gpus"]), held.get("busy_us", ())
-        if not means or len(steps) < 2:
-            return None
-        apart = self._spread * math.sqrt(1 + 1 / len(means))
-        # The spread between servers has that over the steps of the reference in it.
-        its_own = 0.0 if self._freedom else self._own[held["gpus"]]
-        difference = statistics.fmean(steps) - statistics.fmean(means)
-        return Against(difference, math.hypot(reach(steps, apart, self._freedom), its_own))
-
-
-def rows(runs: Sequence[Sequence[dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
-    """A row for each server of each run: name, ms, the least, against on, GPU busy, against on, proven."""
-    alike = [
-        statistics.fmean(paired(reference["step_ms"], held["step_ms"]))
-        for held, reference in _with_reference(runs)
-        if _is_reference(held["name"]) and held is not reference
-    ]
-    apart, freedom = between(alike)
-    busy = Busy(runs)
-    for held, reference in _with_reference(runs):
-        values = paired(reference["step_ms"], held["step_ms"])
-        sent = [value for value in held["step_ms"] if value is not None]
-        slower = Against(statistics.fmean(values), reach(values, apart, freedom))
-        more = None if _is_reference(held["name"]) else busy.against(held)
-        yield (
-            held["name"],
-            f"{statistics.fmean(sent):.3f}",
-            f"{min(sent):.3f}",
-            "" if held is reference else str(slower),
-            f"{statistics.fmean(held['busy_us']):,.0f}" if held.get("busy_us") else "",
-            "" if more is None else str(more),
-            proven(held),
-        )
-
-
-def _with_reference(
-    runs: Sequence[Sequence[dict[str, Any]]],
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each server that was measured in two rounds or more, with the reference of its run."""
-    for run in runs:
-        reference = next((held for held in run if held["name"] == REFERENCE), None)
-        for held in run:
-            if reference is not None and len(paired(reference["step_ms"], held["step_ms"])) > 1:
-                yield held, reference
-
-
-def table(given: argparse.Namespace) -> int:
-    """Print the table of all runs in the folders."""
-    paths = [path for folder in given.folders for path in sorted(folder.glob("run-*.json"))]
-    if not paths:
-        raise InputError(f"{given.folders[0]}: no run-*.json")
-    runs = [json.loads(path.read_text()) for path in paths]
-    head = (
-        "",
-        "ms/step",
-        "fastest",
-        f"against {REFERENCE}, µs",
-        "GPU busy, µs",
-        f"against {REFERENCE}, µs",
-        "proven",
-    )
-    lines = [head, ("---", "---:", "---:", "---:", "---:", "---:", "---"), *rows(runs)]
-    for line in lines:
-        sys.stdout.write(f"| {' | '.join(line)} |\n")
-    for held in (held for run in runs for held in run if held["failed"]):
-        sys.stdout.write(f"\n{held['name']} failed: {held['failed']}\n")
-    return 0
-
-
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True)
-    running = commands.add_parser("run")
-    running.set_defaults(act=run)
-    running.add_argument("folder", type=Path)
-    running.add_argument("--server", action="append", required=True)
-    running.add_argument("--common", default="")
-    running.add_argument("--sglang", default="", help="arguments of SGLang for all of them")
-    running.add_argument(
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--server", action="append", required=True)
+    parser.add_argument("--common", default="")
+    parser.add_argument("--sglang", default="", help="arguments of SGLang for all of them")
+    parser.add_argument(
         "--capture", default="--requests 2 --warmup 0 --output-tokens 512", help="its options"
     )
-    running.add_argument("--keep", action="append", default=[])
-    running.add_argument("--rounds", type=int, default=6)
-    running.add_argument("--warmup", type=int, default=2)
-    running.add_argument("--input-tokens", type=int, default=8192)
-    running.add_argument("--output-tokens", type=int, default=512)
-    running.add_argument("--first-port", type=int, default=31000)
-    running.add_argument("--start-timeout", type=float, default=600.0)
-    telling = commands.add_parser("table")
-    telling.set_defaults(act=table)
-    telling.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--keep", action="append", default=[])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--input-tokens", type=int, default=8192)
+    parser.add_argument("--output-tokens", type=int, default=512)
+    parser.add_argument("--first-port", type=int, default=31000)
+    parser.add_argument("--start-timeout", type=float, default=600.0)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the servers would stay
     try:
-        return int(given.act(given))
+        return run(given)
     except InputError as error:
         sys.stderr.write(f"ledger: error: {error}\n")
         return 3

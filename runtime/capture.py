@@ -97,7 +97,10 @@ def record_unprofiled(
     clocks: ServerClocks | None,
     progress: Progress | None = None,
 ) -> Before:
-    """The first part of `record`. Raises TargetError where a request fails."""
+    """The first part of `record`: the requests, and of `clocks` the rows of their time.
+
+    Raises TargetError where a request fails.
+    """
     wrong = clocks.switch_on() if clocks is not None else []
     measured = measure(target, workload, progress)
     if measured.stopped is not None:
@@ -120,7 +123,10 @@ def record_profiled(
     workdir: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Finding]:
-    """The second part of `record`, which ends with the manifest."""
+    """The second part of `record`: the traces, of as many ranks as `ranks` says, and the manifest.
+
+    Raises TargetError where the request or the profiler fails, InputError where no trace comes.
+    """
     with nullcontext(workdir / "traces") if workdir is not None else _trace_folder(target) as traces:
         profiled = _profile(target, plan, traces, progress)
         found = wait_for_traces(traces, ranks, plan.traces_s, target.check_alive)

@@ -182,7 +182,8 @@ def compare(reference: Recording, subject: Recording) -> Comparison:
 
 def caveats(recording: Recording) -> tuple[str, ...]:
     """What keeps a comparison with this server from saying much, one line each."""
-    arguments = recording.about.get("server_args") or {}
+    arguments = recording.about.get("server_args")
+    arguments = arguments if isinstance(arguments, Mapping) else {}
     found = []
     if arguments.get("load_format") == "dummy" and arguments.get("speculative_algorithm"):
         found.append(
@@ -219,7 +220,7 @@ def read_recording(path: Path) -> Recording:
         held = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{path}: no JSON") from None
     if not isinstance(held, dict) or held.get("schema") != SCHEMA:
         raise InputError(f"{path}: no recording of greedy answers ({SCHEMA})")

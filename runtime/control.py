@@ -88,7 +88,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object of a file, or None where it is missing or none."""
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

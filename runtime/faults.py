@@ -15,11 +15,12 @@ CALIBRATION_CYCLES = 20_000_000  # of the spin kernel, some 10 ms
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An integer, at least `least`; `default` None where it must be given."""
+    """An integer from `least` to `most`; `default` None where it must be given."""
 
     does: str
     default: int | None
     least: int = 0
+    most: int = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,10 @@ def _values(fault: Fault, given: str) -> dict[str, int]:
             values[key] = int(text)
         except ValueError:
             raise InputError(f"fault {fault.name}: {key}={text!r} is no whole number") from None
-        if values[key] < fault.parameters[key].least:
-            raise InputError(f"fault {fault.name}: {key} must be at least {fault.parameters[key].least}")
+        if values[key] < (least := fault.parameters[key].least):
+            raise InputError(f"fault {fault.name}: {key} must be at least {least}")
+        if values[key] > (most := fault.parameters[key].most):
+            raise InputError(f"fault {fault.name}: {key} must be at most {most}")
     for key, parameter in fault.parameters.items():
         if key not in values:
             if parameter.default is None:

@@ -16,7 +16,7 @@ from latencylab.model.integrity import InputError, OutputError
 from latencylab.runtime.ledger import Ledger
 from latencylab.runtime.ledger_hooks import LIVELY_WEIGHTS
 from latencylab.runtime.presets import PRESETS, SUPPORTED_SGLANG, Preset
-from latencylab.runtime.settings import VARIABLES, Settings
+from latencylab.runtime.settings import HOOKS, VARIABLES, Settings
 from latencylab.runtime.sglang_source import Installed, check_arguments, find_sglang
 from latencylab.runtime.shapes import write_shape
 
@@ -36,6 +36,7 @@ _OWN = {
     "--host": "--host",
     "--port": "--port",
 }
+UNIFORM_EXPERTS, ACCEPT_LENGTH = "SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ACC_LEN"
 _OVERRIDE = "--json-model-override-args"
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 
@@ -76,6 +77,12 @@ class Launch:
             for name, value in sorted(self.env.items())
             if base.get(name, value) != value
         ]
+        if LIVELY_WEIGHTS in self.env.get(HOOKS, "").split(","):
+            found += [
+                f"{name}={base[name]} of the environment stays: what it simulates is not the weights'"
+                for name in (UNIFORM_EXPERTS, ACCEPT_LENGTH)
+                if base.get(name)
+            ]
         allowed = base.get("SGLANG_PLUGINS", "")
         if allowed and PLUGIN not in allowed.split(",") and any(name in VARIABLES for name in self.env):
             found.append(f"SGLANG_PLUGINS={allowed} of the environment keeps our plugin out: add {PLUGIN}")
@@ -232,9 +239,9 @@ def _simulated(preset: Preset) -> dict[str, str]:
 
     SGLang then draws experts anew at every launch of its kernel, and accepts a fixed token unseen.
     """
-    environment = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}
+    environment = {UNIFORM_EXPERTS: "1"}
     if preset.accept_length is not None:
-        environment["SGLANG_SIMULATE_ACC_LEN"] = preset.accept_length
+        environment[ACCEPT_LENGTH] = preset.accept_length
     return environment
 
 

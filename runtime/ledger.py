@@ -21,9 +21,8 @@ from latencylab.model.integrity import InputError
 State = Literal["on", "off", "default", "unavailable"]
 ALL = "all"  # among those to put off: every one that is not put on
 FOLDER = "{artefacts}"  # in a value: the folder that the artefacts of this deployment are in
-SHIPPED = (
-    Path(str(files("latencylab.runtime"))) / "tuned"
-)  # what was measured once and for all, as for one GPU
+# Measured once for a GPU and shipped; a deployment's own folder goes first.
+SHIPPED = Path(str(files("latencylab.runtime"))) / "tuned"
 _Record = TypeVar("_Record")
 
 
@@ -53,7 +52,7 @@ class Position:
         parts += [f"{name}={value}" for name, value in self.environment.items()]
         parts += [f"config.json {key}={value}" for key, value in self.config.items()]
         parts += [f"hook {self.hook}"] if self.hook else []
-        return ", ".join(parts) or "nothing is set"
+        return ", ".join(parts).replace(FOLDER, "ARTEFACTS") or "nothing is set"
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +268,7 @@ def _merged(rows: tuple[Row, ...], artefacts: Path | None) -> Switches:
                 raise InputError(
                     f"{other} and {name} exclude each other: both set {what}, to {before} and {value}"
                 )
-        folder = _folder(name, position, artefacts)
+        folder = _folder(name, position, artefacts, row.state == "on")
         arguments |= {k: tuple(v.replace(FOLDER, folder) for v in vs) for k, vs in position.arguments.items()}
         environment |= {k: v.replace(FOLDER, folder) for k, v in position.environment.items()}
         config |= position.config
@@ -278,11 +277,15 @@ def _merged(rows: tuple[Row, ...], artefacts: Path | None) -> Switches:
     return Switches(arguments, environment, config, tuple(hooks), stand_in, rows)
 
 
-def _folder(name: str, position: Position, artefacts: Path | None) -> str:
-    """The folder that has what the position needs: the deployment's own, or else the one shipped here."""
+def _folder(name: str, position: Position, artefacts: Path | None, is_asked: bool) -> str:
+    """The folder that has what the position needs: the deployment's own, or else the one shipped here.
+
+    What was put on by name is not taken from elsewhere than from the folder that was given.
+    """
     if not position.files:
         return ""
-    folders = [artefacts, SHIPPED] if artefacts is not None else [SHIPPED]
+    folders = [artefacts] if artefacts is not None else []
+    folders += [SHIPPED] if not (folders and is_asked) else []
     for folder in folders:
         if all(any(folder.glob(file)) for file in position.files):
             return str(folder.absolute())

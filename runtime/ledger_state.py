@@ -7,6 +7,8 @@ grows while a server runs, so that two runs alike say the same. Made for SGLang 
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -275,8 +277,10 @@ def _tuned(scheduler: Any) -> str:
         return f"unknown ({len(shapes)} shapes of experts)"
     experts, _, width = shapes.pop()
     configs = sys.modules[f"{_MOE}.fused_moe_triton_config"].get_moe_configs(experts, width, None, 0, 0)
-    how = f"{len(configs)} sizes for {experts} experts of {width}" if configs else "SGLang's default is used"
-    return _told(bool(folder) and bool(configs), how)
+    if not configs:
+        return _told(False, "SGLang's default is used")
+    digest = hashlib.sha256(json.dumps(configs, sort_keys=True).encode()).hexdigest()[:8]
+    return _told(bool(folder), f"{len(configs)} sizes for {experts} experts of {width}, {digest}")
 
 
 OBSERVERS: dict[str, Observer] = {

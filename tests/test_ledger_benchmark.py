@@ -38,14 +38,14 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-ledger, faults = _load("ledger"), _load("faults")
+ledger, ledger_table, faults = map(_load, ("ledger", "ledger_table", "faults"))
 
 
 # Runs
 
 
 class Bench:
-    """`benchmarks/ledger.py run` in a folder, where servers are fakes."""
+    """`benchmarks/ledger.py` in a folder, where servers are fakes."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.launches = [
@@ -61,7 +61,7 @@ class Bench:
     def start(self, *servers: str, options: Sequence[str] = (), **behaviour: Any) -> subprocess.Popen[str]:
         env = {**os.environ, "PYTHONPATH": self.site}
         env |= environment(Behaviour(record=str(self.record), **behaviour))
-        command = [sys.executable, str(BENCHMARKS / "ledger.py"), "run", str(self.folder)]
+        command = [sys.executable, str(BENCHMARKS / "ledger.py"), str(self.folder)]
         command += [word for text in servers for word in ("--server", text)]
         command += ["--common", "--preset nextn --shape tp4-rank", "--first-port", str(_free_port())]
         command += ["--rounds", "3", "--warmup", "1", "--input-tokens", "6", "--output-tokens", "41"]
@@ -157,7 +157,7 @@ def test_runs_of_several_servers(bench, capsys, monkeypatch):
     assert [flags for _, flags in started[1:]] == [_flags(bench.launches[1].argv)]
     assert started[0][1] != started[1][1]
 
-    _print_table(monkeypatch, bench.folder)
+    _print_table(bench.folder)
     out = capsys.readouterr().out
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if "|" in line]
     head, _, *lines = cells
@@ -209,7 +209,7 @@ def test_an_interrupted_run_leaves_no_server(bench, number, code):
 )
 def test_servers_that_are_none(monkeypatch, capsys, tmp_path, servers, said):
     words = [word for text in servers for word in ("--server", text)]
-    monkeypatch.setattr(sys, "argv", ["ledger.py", "run", str(tmp_path / "new"), *words])
+    monkeypatch.setattr(sys, "argv", ["ledger.py", str(tmp_path / "new"), *words])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert ledger.main() == 3
     assert capsys.readouterr().err == f"ledger: error: {said}\n"
@@ -311,7 +311,7 @@ def _held(name: str, *step_ms: float | None, gpus: str = "0", **more: Any) -> di
 
 def _rows(*runs: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     columns = ("ms", "least", "slower", "busy", "busier", "proven")
-    return {name: dict(zip(columns, cells, strict=True)) for name, *cells in ledger.rows(runs)}
+    return {name: dict(zip(columns, cells, strict=True)) for name, *cells in ledger_table.rows(runs)}
 
 
 ON = _held("on", 10.0, 10.1, 9.9, 10.0)
@@ -410,17 +410,13 @@ def test_what_servers_prove_of_their_optimisations(options, told, said):
     assert _rows([ON, held])["slow"]["proven"] == said
 
 
-def test_a_folder_without_runs(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["ledger.py", "table", str(tmp_path)])
-    assert ledger.main() == 3
-    assert capsys.readouterr().err == f"ledger: error: {tmp_path}: no run-*.json\n"
+def test_a_folder_without_runs(capsys, tmp_path):
+    assert ledger_table.table([tmp_path]) == 3
+    assert capsys.readouterr().err == f"ledger_table: error: no run-*.json in {tmp_path}\n"
 
 
-def _print_table(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["ledger.py", "table", *map(str, folders)])
-    assert ledger.main() == 0
+def _print_table(*folders: Path) -> None:
+    assert ledger_table.table(folders) == 0
 
 
 # Captures of faults

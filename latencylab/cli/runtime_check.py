@@ -90,7 +90,7 @@ def command(
         again = take(subject_server, ids, output_tokens, say) if twice else None
     if record is not None:
         write_file(record, to_json(subject), force=force)
-    for line in (*(caveats(reference) if reference is not None else ()), *caveats(subject)):
+    for line in dict.fromkeys((*(caveats(reference) if reference is not None else ()), *caveats(subject))):
         click.echo(f"latencylab: warning: {line}", err=True)
 
     found = [compare(subject, again)] if again is not None else []

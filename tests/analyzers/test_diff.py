@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import synth
 from latencylab.analyzers import examine
 from latencylab.analyzers.analyze import Examined, analyze_examined
+from latencylab.analyzers.comparable import conflicts
 from latencylab.analyzers.diff import compare
 from latencylab.analyzers.diff_calibration import compare_calibrations
 from latencylab.analyzers.diff_verdict import headline
@@ -392,6 +393,12 @@ def test_a_leg_launched_kernel_by_kernel_is_a_change() -> None:
         assert [one.field for one in found.changes] == ["legs"]
     with pytest.raises(InputError, match="legs: draft, verify against draft, extend"):
         compare(eager, other)
+    for legs in ("verify, draft", "draft, draft", "rank 0: draft, verify; rank 1: draft"):
+        sides = (
+            {"kind of step": "NEXTN", "legs": "draft, verify, extend"},
+            {"kind of step": "NEXTN", "legs": legs},
+        )
+        assert [one.field for one in conflicts(*sides)] == ["legs"]
 
 
 # ranks

@@ -424,6 +424,6 @@ def show(browser: Any) -> Callable[[Path, int, str], None]:
             "return [...document.querySelectorAll('.plot')].every((p) => p.querySelector('.main-svg'))"
             " && [...document.querySelectorAll('.timeline')].every((t) => t.dataset.shown);"
         )
-        WebDriverWait(browser, 20).until(lambda b: b.execute_script(drawn))
+        WebDriverWait(browser, 90).until(lambda b: b.execute_script(drawn))
 
     return load

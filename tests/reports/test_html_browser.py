@@ -59,7 +59,7 @@ def test_theme_reaches_the_figures(browser: Any, show: Show, tmp_path: Path, ana
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(browser, 10).until(lambda b: b.execute_script(fill) != light)
+    WebDriverWait(browser, 60).until(lambda b: b.execute_script(fill) != light)
 
 
 def test_readable_without_javascript(browser: Any, tmp_path: Path, analysis: Analysis) -> None:

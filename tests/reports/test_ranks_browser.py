@@ -25,7 +25,7 @@ def page(tmp_path: Path, late_rank: Analysis) -> Path:
 def wait(browser: Any, script: str) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(browser, 10).until(lambda b: b.execute_script(f"return {script};"))
+    WebDriverWait(browser, 60).until(lambda b: b.execute_script(f"return {script};"))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

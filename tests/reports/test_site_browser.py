@@ -141,9 +141,9 @@ def test_keys_lead_from_the_top_to_a_report_and_back(browser: Any, show: Show, b
             break
     assert "#config-1" in seen[0]
     focus.send_keys(Keys.ENTER)
-    WebDriverWait(browser, 10).until(lambda b: "reports/" in b.current_url)
+    WebDriverWait(browser, 60).until(lambda b: "reports/" in b.current_url)
     browser.find_element("link text", "All runs").click()
-    WebDriverWait(browser, 10).until(lambda b: b.current_url.endswith("index.html"))
+    WebDriverWait(browser, 60).until(lambda b: b.current_url.endswith("index.html"))
 
 
 def test_a_click_on_a_point_opens_its_report(browser: Any, show: Show, built: Path) -> None:
@@ -151,4 +151,4 @@ def test_a_click_on_a_point_opens_its_report(browser: Any, show: Show, built: Pa
 
     show(built / "index.html", 1440, "light")
     browser.execute_script("document.getElementById('trend-2').emit('plotly_click', { points: [{ x: 3 }] });")
-    WebDriverWait(browser, 10).until(lambda b: b.current_url.endswith("reports/0003.html"))
+    WebDriverWait(browser, 60).until(lambda b: b.current_url.endswith("reports/0003.html"))

@@ -183,6 +183,7 @@ def test_nobody_listens(capfd):
     ("text", "said"),
     [
         ("", "no JSON"),
+        ("[" * 100_000, "no JSON"),
         ("{}", "no recording of greedy answers"),
         ('{"schema": "latencylab.greedy/1", "prompts": [], "outputs": []}', "no token ids in it"),
         ('{"schema": "latencylab.greedy/1", "prompts": [[1]], "outputs": [[true]]}', "no list of token ids"),
@@ -215,6 +216,7 @@ def test_caveats():
     assert caveats(about(load_format="auto", speculative_algorithm="NEXTN", max_running_requests=1)) == ()
     assert "random weights" in caveats(about(load_format="dummy", speculative_algorithm="NEXTN"))[0]
     assert "batch" in caveats(about(max_running_requests=8))[0]
+    assert caveats(Recording((), (), {"server_args": ["load_format"]})) == ()
 
 
 def _answers(*outputs: list[int]) -> Recording:

@@ -187,6 +187,16 @@ def test_lively_weights_are_a_hook_and_nothing_is_simulated(tmp_path, preset):
     assert lively.argv == tiny.argv
 
 
+def test_what_simulates_beside_lively_weights_is_told(tmp_path):
+    base = {"SGLANG_SIMULATE_ACC_LEN": "3", "SGLANG_SIMULATE_UNIFORM_EXPERTS": ""}
+    said = _stand_in(tmp_path, lively_weights=True).warnings(base)
+    assert [line for line in said if "SIMULATE" in line] == [
+        "SGLANG_SIMULATE_ACC_LEN=3 of the environment stays: what it simulates is not the weights'"
+    ]
+    tiny = _stand_in(tmp_path).warnings(base)
+    assert [line for line in tiny if "stays" in line] == []
+
+
 def test_lively_weights_join_the_hooks_of_the_switches(tmp_path):
     off = {"pdl": False, "small-moe-align": False}
     own = Settings(folder=tmp_path / "own", clock=True)

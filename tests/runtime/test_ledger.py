@@ -197,10 +197,13 @@ def test_what_is_tuned_here_is_shipped_and_a_deployments_own_goes_first(artefact
         return LEDGER.apply("nextn", **given).environment["SGLANG_MOE_CONFIG_DIR"]
 
     assert folder() == folder(artefacts=artefacts) == str(SHIPPED)
+    with pytest.raises(InputError, match=r"tuned-moe: .* has no configs/triton"):
+        folder(on=["tuned-moe"], artefacts=artefacts)
     own = tmp_path / "configs" / "triton_3_9_0"
     own.mkdir(parents=True)
     (own / "E=513,N=192,device_name=NVIDIA_H200.json").write_text("{}")
     assert folder(artefacts=tmp_path) == str(tmp_path)
+    assert folder(on=["tuned-moe"]) == str(SHIPPED)
     assert "SGLANG_MOE_CONFIG_DIR" not in LEDGER.apply("nextn", off=["tuned-moe"]).environment
     shape = Shape.of_rank()
     for part in ("", "_down"):

@@ -50,6 +50,7 @@ def test_all_of_them() -> None:
         ({"LATENCYLAB_FAULTS": "item;item"}, "fault item: given twice"),
         ({"LATENCYLAB_FAULTS": "gc"}, "fault gc: every= is missing"),
         ({"LATENCYLAB_FAULTS": "gc:every=0"}, "every must be at least 1"),
+        ({"LATENCYLAB_FAULTS": "sleep:us=99999999999999999999"}, "us must be at most 1000000000"),
         ({"LATENCYLAB_FAULTS": "gc:every=many"}, "every='many' is no whole number"),
         ({"LATENCYLAB_FAULTS": "gc:often=3"}, "'often=3' is no parameter of it; it has: every"),
         ({"LATENCYLAB_FAULTS": "item:us"}, "it has: none"),
