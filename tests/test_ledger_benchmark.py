@@ -489,3 +489,27 @@ def test_cases_that_cannot_be_recorded_are_refused_before_anything_is(
     assert fake.asked == []
     assert not (tmp_path / "ll" / "control.json").exists()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["old"]
+
+
+# All of it on a GPU host
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "said"),
+    [
+        ("nonsense", 2, "no part is named nonsense"),
+        ("few", 0, "defaults failed: ended: ValueError: no such model"),
+    ],
+)
+def test_the_script_that_reproduces(tmp_path, part, code, said):
+    """With servers that end at their start: each was given what it can be started with."""
+    flags = _flags(build_launch("nextn", shape="tp4-rank", workdir=tmp_path, find=lambda: None).argv)
+    flags |= {"--enable-fp32-lm-head", "--max-total-tokens", "--mem-fraction-static"}
+    install_fake_sglang(tmp_path / "site", flags)
+    env = {**os.environ, **environment(Behaviour(dies_at_start=True)), "PYTHON": sys.executable}
+    command = ["bash", str(BENCHMARKS / "reproduce.sh"), str(tmp_path / "work"), part]
+    env |= {"PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout + done.stderr
+    assert done.stdout.count("failed: ended: ValueError: no such model") == (4 if part == "few" else 0)
