@@ -146,6 +146,7 @@ def analyze_examined(
     ]
     integrity = Integrity.of(_merged(issues))
     uneven = joined.uneven(kinds) if joined else ()
+    joined = joined.settled(kinds, uneven) if joined else None
     collectives = summarise_collectives(joined, kinds, uneven) if joined else None
     front = front_rank(findings, uneven)
     in_front = kinds[places[front]][0]
@@ -157,7 +158,7 @@ def analyze_examined(
         capture_path=capture.path,
         manifest=capture.manifest,
         version=version("latencylab"),
-        verdict=judge(findings, front, integrity, collectives, calibration, uneven),
+        verdict=judge(findings, front, integrity, collectives, calibration),
         fixes=rank_fixes(findings[front], calibration, uneven),
         integrity=integrity,
         ranks=findings,
@@ -167,6 +168,17 @@ def analyze_examined(
         rank_timeline=build_rank_timeline(joined, kinds[0][0]) if joined and timelines else None,
         calibration=calibration,
     )
+
+
+def settled(
+    examined: Examined, *, steps: tuple[int, int] | None = None, kind: str | None = None
+) -> RankSet | None:
+    """The ranks joined, with causes as `analyze` gives them for these steps; None where they are not."""
+    joined = examined.joined
+    if joined is None:
+        return None
+    kinds = [_by_kind(view, chosen_steps(view, steps, kind)) for view in examined.views]
+    return joined.settled(kinds, joined.uneven(kinds))
 
 
 def kind_in_front(

@@ -13,18 +13,20 @@ from latencylab.analyzers.leg_check import check_legs
 from latencylab.analyzers.ranks import RankSet
 from latencylab.analyzers.replay_build import PeerWaits
 from latencylab.analyzers.syncs import summarise_syncs
-from latencylab.analyzers.uneven import HOST_IDLE, Uneven
+from latencylab.analyzers.uneven import HOST_IDLE
 from latencylab.analyzers.view import KindView
 from latencylab.analyzers.what_if import (
     Change,
     even_changes,
     find_site,
+    made_even,
     possible_changes,
     predict,
     rank_fixes_by_replay,
     site_costs,
 )
 from latencylab.model.calibration import Calibration, Estimate, Prediction
+from latencylab.model.findings import Uneven
 from latencylab.model.integrity import InputError
 from latencylab.model.unprofiled import StepClock, Unprofiled
 
@@ -129,7 +131,10 @@ def complete(
     """The whole calibration of a model; its legs are checked on this clock."""
     found = summarise(model, test)
     syncs = summarise_syncs(model.view)
-    outcomes = predict(model, (*possible_changes(model, syncs), *even_changes(model, uneven)))
+    even = made_even(model, uneven)
+    changes = (*possible_changes(model, syncs), *even_changes(model, uneven))
+    outcomes = predict(model, (*changes, *even.values()))
+    outcomes, sides = outcomes[: len(changes)], outcomes[len(changes) :]
     costs = site_costs(model, syncs, outcomes)
     step_us = found.predicted_step_us.value if found.predicted_step_us else 0.0
     pinning = frozenset(cost.site for cost in costs if cost.verdict in ("harmful", "pinning"))
@@ -138,6 +143,7 @@ def complete(
         found,
         syncs=costs,
         fixes=fixes,
+        even_us={side: its.gain_us for side, its in zip(even, sides, strict=True)},
         run_ahead_us=_run_ahead(model),
         legs=() if clock is None else check_legs(model, clock),
         notes=(PEERS,) if model.program.wait.any() else (),

@@ -2,8 +2,9 @@
 
 Two sources. Causality: nobody leaves a blocking collective before the last rank arrives, which bounds each
 offset hard. And the ends of blocking collectives, which all ranks see nearly together, save that the last
-rank leaves a one-shot or push collective 1 to 1.5 µs before the others (less, where it came by less than that
-after them: each leaves when the other's data is there).
+rank leaves some before the others: a push in one shot by 1 to 1.5 µs, as was measured, others by what their
+kernels' sources say (less, where it came by less than that after them: each leaves when the other's data is
+there).
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from latencylab.model.trace import I64, Bool
 F64 = npt.NDArray[np.float64]
 
 WAITED_NS = 1_000  # a rank that waited longer than this was not the last
-# By how much the last rank leaves before the others, and the uncertainty of that: 1 to 1.5 µs, a flight of
-# the data, where it is pushed; none or as much in other one-shot collectives, according to how they are
-# built. Of a push in two shots the last rank waits for the sums of its data, two flights, as the others do
-# for each other's; of two ranks the other waits for one flight alone.
+# By how much the last rank leaves before the others, and the uncertainty of that: measured where data is
+# pushed in one shot, 1 to 1.5 µs, a flight of the data. None or as much in other one-shot collectives,
+# according to how they are built. Not measured but read from the kernel's source is a push in two shots: the
+# last rank waits for the sums of its data, two flights, as the others do for each other's; of two ranks the
+# other waits for one flight alone.
 LEAVES_FIRST_NS = {
     "push": (1_250.0, 250.0),
     "two-shot push": (0.0, 1_250.0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from latencylab.analyzers.pairing import Pairing, pair_collectives
 from latencylab.analyzers.skew import Causes, Skew, find_causes, lone_waits, measure_skew
 from latencylab.analyzers.uneven import (
     StepTimes,
-    Uneven,
     find_uneven,
     host_excess,
     host_times,
@@ -30,11 +29,13 @@ from latencylab.model.findings import (
     CollectiveTotals,
     Late,
     RankClock,
+    Uneven,
 )
 from latencylab.model.integrity import Issue
 from latencylab.model.trace import I64, Bool
 
 APART_NS = 60_000_000_000  # between the records of ranks of one job, at most
+ROUNDING_NS = 1e-3
 UNEXPLAINED = "unexplained: before the record, or beyond what clocks and causes agree on"
 ALONE = "a rank alone: its collectives' peers are not in the capture, so their waits cannot be told from work"
 
@@ -43,7 +44,8 @@ ALONE = "a rank alone: its collectives' peers are not in the capture, so their w
 class RankSet:
     """The ranks of one job on one timeline; `wait_alone[r]` is, per step of rank r, the ns of busy that were
     waiting in a collective while nothing else ran. `steps` are the steps that ranks share, an array (steps of
-    the first rank, ranks), and `hosts` what each rank's host does in its steps.
+    the first rank, ranks), and `hosts` what each rank's host does in its steps. `causes` are as found, until
+    they are `settled`.
     """
 
     views: tuple[RankView, ...]
@@ -59,6 +61,25 @@ class RankSet:
     def uneven(self, kinds: Sequence[Sequence[KindView]]) -> tuple[Uneven, ...]:
         """What single ranks do beyond the others in steps of the main kind, most first."""
         return find_uneven(_of_kind(kinds, _kind_names(kinds)[0]), self.steps, self.hosts)
+
+    def settled(self, kinds: Sequence[Sequence[KindView]], uneven: Sequence[Uneven]) -> RankSet:
+        """The same with the idle of late ranks' hosts charged to what those did beyond the others, in the
+        collectives that count in any of these kinds of step; in all else causes stay as found.
+        """
+        causes = self.causes
+        for name in _kind_names(kinds):
+            chosen = _of_kind(kinds, name)
+            judged = _judged(self, chosen)
+            for r, view in enumerate(self.views):
+                rows = judged[self.skew.last[judged] == r]
+                if chosen[r] is None or not len(rows):
+                    continue
+                steps = _steps(self, r)[rows]
+                excess = host_excess(self.hosts, self.steps, r, np.unique(steps[steps >= 0]))
+                longer = [its for its in uneven if its.rank == view.trace.rank and its.on == "host"]
+                sustained = [part.what for its in longer for part in its.parts]
+                causes = causes.charged(rows, owed_to_excess(causes.sums(rows), excess, sustained))
+        return replace(self, causes=causes)
 
 
 def join_ranks(views: tuple[RankView, ...]) -> RankSet | None:
@@ -152,12 +173,13 @@ def _note(clock: Clock, is_reference: bool, alike: bool) -> str:
 
 
 def summarise_collectives(
-    joined: RankSet, kinds: Sequence[Sequence[KindView]], uneven: Sequence[Uneven] = ()
+    joined: RankSet, kinds: Sequence[Sequence[KindView]], uneven: tuple[Uneven, ...] = ()
 ) -> Collectives:
     """The waits and transfers per step of the main kind of step, and who was late in each kind, and why.
 
-    `kinds` is each rank's kinds of step, the main one first; `uneven` what single ranks do beyond the others.
-    Blocking collectives count, those of the profiler's start apart.
+    `kinds` is each rank's kinds of step, the main one first, by which the causes of `joined` are settled;
+    `uneven` what single ranks do beyond the others. Blocking collectives count, those of the profiler's start
+    apart.
     """
     skew, pairing = joined.skew, joined.pairing
     main = _of_kind(kinds, _kind_names(kinds)[0])
@@ -179,7 +201,7 @@ def summarise_collectives(
         resolved=int((skew.resolved & counted).sum()),
         unresolved=int((~skew.resolved & counted).sum()),
         step_us=CollectiveTotals(per_step_us(skew.wait, everything), per_step_us(skew.transfer, everything)),
-        late=_late_by_kind(joined, kinds, uneven),
+        late=tuple(late for name in _kind_names(kinds) for late in _late(joined, _of_kind(kinds, name))),
         kinds=tuple(
             CollectiveKind(
                 name=pairing.tokens[token],
@@ -192,7 +214,8 @@ def summarise_collectives(
             for token in np.unique(pairing.token[counted]).tolist()
             for rows in [counted & (pairing.token == token)]
         ),
-        notes=(*(its.note() for its in uneven), *_notes(joined)),
+        notes=tuple(_notes(joined)),
+        uneven=uneven,
     )
 
 
@@ -217,13 +240,6 @@ def _steps(joined: RankSet, r: int) -> I64:
     return step
 
 
-def _late_by_kind(
-    joined: RankSet, kinds: Sequence[Sequence[KindView]], uneven: Sequence[Uneven]
-) -> tuple[Late, ...]:
-    """Who was late in each kind of step; the main kind of the first rank first."""
-    return tuple(late for name in _kind_names(kinds) for late in _late(joined, _of_kind(kinds, name), uneven))
-
-
 def _kind_names(kinds: Sequence[Sequence[KindView]]) -> list[str | None]:
     """The kinds of step of all ranks; None, for the window, only where no rank has steps."""
     names = list(dict.fromkeys(kind.kind for its in kinds for kind in its))
@@ -235,10 +251,15 @@ def _of_kind(kinds: Sequence[Sequence[KindView]], name: str | None) -> list[Kind
     return [next((kind for kind in its if kind.kind == name), None) for its in kinds]
 
 
-def _late(joined: RankSet, kinds: Sequence[KindView | None], uneven: Sequence[Uneven]) -> list[Late]:
+def _judged(joined: RankSet, kinds: Sequence[KindView | None]) -> I64:
+    """The resolved collectives of a kind of step."""
+    return np.flatnonzero(joined.skew.resolved & _used(joined, kinds).any(axis=1))
+
+
+def _late(joined: RankSet, kinds: Sequence[KindView | None]) -> list[Late]:
     """Each rank that was last in a resolved collective of a kind of step, by the wait that it caused."""
-    skew, causes = joined.skew, joined.causes
-    judged = np.flatnonzero(skew.resolved & _used(joined, kinds).any(axis=1))
+    skew = joined.skew
+    judged = _judged(joined, kinds)
     others = np.maximum(skew.there.sum(axis=1) - 1, 1)
     caused = skew.wait.sum(axis=1) / others
     total = float(caused[judged].sum())
@@ -248,13 +269,8 @@ def _late(joined: RankSet, kinds: Sequence[KindView | None], uneven: Sequence[Un
         rows = judged[skew.last[judged] == r]
         if not len(rows) or kind is None:
             continue
-        entries = np.isin(causes.instance, rows)
-        which, row = np.unique(causes.cause[entries], return_inverse=True)
-        ns = np.bincount(row, causes.ns[entries], len(which))
-        found = {causes.names[cause]: its for cause, its in zip(which.tolist(), ns.tolist(), strict=True)}
-        excess = host_excess(joined.hosts, joined.steps, r, np.unique(_steps(joined, r)[rows]))
-        longer = [its for its in uneven if its.rank == view.trace.rank and not its.on_gpu]
-        found = owed_to_excess(found, excess, [part.what for its in longer for part in its.parts])
+        # Names of which nothing is left, but for rounding, are no causes.
+        found = {name: ns for name, ns in joined.causes.sums(rows).items() if abs(ns) > ROUNDING_NS}
         wait = float(caused[rows].sum())
         unexplained = wait - sum(found.values())
         if abs(unexplained) > 0.01 * wait:

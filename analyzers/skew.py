@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,9 +89,11 @@ def _swallowed(pairing: Pairing, spread: I64) -> Bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Causes:
-    """Why the last rank was late, each cause as its excess over the mean of the other ranks since the
-    collective before: per entry the paired collective (`instance`), the cause (a row of `names`) and its ns.
-    The causes of one collective add up to the mean wait of the others.
+    """Why the last rank was late: per entry the paired collective (`instance`), the cause (a row of `names`)
+    and its ns. The causes of one collective add up to the mean wait of the others.
+
+    As found, each is its excess over the mean of the other ranks since the collective before; `charged` moves
+    between them what that alone does not tell.
     """
 
     instance: I64
@@ -113,6 +116,47 @@ class Causes:
         its = np.bincount(self.instance[chosen], self.ns[chosen], count)
         share: F64 = np.clip(np.divide(its, total, out=np.zeros(count), where=total > 0), 0.0, 1.0)
         return share
+
+    def sums(self, rows: I64) -> dict[str, float]:
+        """The ns of each cause over these collectives."""
+        entries = np.isin(self.instance, rows)
+        which, row = np.unique(self.cause[entries], return_inverse=True)
+        ns = np.bincount(row, self.ns[entries], len(which))
+        return {self.names[cause]: its for cause, its in zip(which.tolist(), ns.tolist(), strict=True)}
+
+    def charged(self, rows: I64, sums: Mapping[str, float]) -> Causes:
+        """The causes with those of these collectives adding up to `sums`: ns, as much in all as before.
+
+        What a cause has of its own stays where it is; of each collective what is taken from causes with less
+        than before is given to those with more, in proportion. So each collective's causes add up as before.
+        """
+        before = self.sums(rows)
+        changed = [name for name in {**before, **sums} if before.get(name) != sums.get(name)]
+        if not changed:
+            return self
+        names = dict.fromkeys([*self.names, *sums])
+        row_of = {name: row for row, name in enumerate(names)}
+        kept, more = np.ones(len(names)), {}
+        for name in changed:
+            was, owed = before.get(name, 0.0), sums.get(name, 0.0)
+            stays = min(owed, max(was, 0.0))
+            kept[row_of[name]] = stays / was if was else 0.0
+            if owed > stays:
+                more[name] = owed - stays
+        given = more or {name: sums[name] for name in changed if name in sums}
+        taken = np.where(np.isin(self.instance, rows), self.ns * (1 - kept[self.cause]), 0.0)
+        instance = np.flatnonzero(np.bincount(self.instance, taken != 0))
+        pool = np.bincount(self.instance, taken)[instance]
+        share = np.array(list(given.values())) / sum(given.values())
+        cause = np.array([row_of[name] for name in given], np.int64)
+        return Causes(
+            *_added_up(
+                np.concatenate([self.instance, np.repeat(instance, len(cause))]),
+                np.concatenate([self.cause, np.tile(cause, len(instance))]),
+                np.concatenate([self.ns - taken, np.outer(pool, share).ravel()]),
+            ),
+            tuple(names),
+        )
 
 
 def find_causes(

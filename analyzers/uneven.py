@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +19,26 @@ from latencylab.analyzers.host import PROFILER, SYNC, WAITING, thread_activity
 from latencylab.analyzers.intervals import Intervals, cut
 from latencylab.analyzers.kernels import COLLECTIVE
 from latencylab.analyzers.pairing import Pairing
-from latencylab.analyzers.shares import doing_name
+from latencylab.analyzers.shares import NO_SPAN, doing_name
 from latencylab.analyzers.view import KindView, RankView
-from latencylab.model.trace import I64
+from latencylab.model.calibration import Calibration, Estimate
+from latencylab.model.findings import Excess, Uneven
+from latencylab.model.trace import I64, Bool
+from latencylab.stats import bootstrap_mean
 
 F64 = npt.NDArray[np.float64]
 
 HOST_IDLE = "host idle: "
 MEETING = "waiting in "
-BEYOND = "longer than the others' in the trace"  # in every note
-COMMON = "host time that the other hosts take as well, further ahead"
+COMMON = f"{HOST_IDLE}work that the other hosts do as well"
 FEWEST = 5  # steps that tell what is usual from what is not
-SURE = 5  # standard errors from which a difference is one: of some hundred causes none is by chance
 WORTH = 0.005  # of the step, below which a difference is left out
+RENAMED = 0.5  # of the time of work: what else differs by no more than that may be the same by another name
+# How far above 0 a mean must lie, so that of some hundred causes none does by chance: in standard errors as
+# if steps were independent, quickly told, which rules most out; and times as far as its interval reaches
+# down, which is as many standard errors of steps that hang together.
+SURE_ERRORS = 5.0
+SURE_REACH = 2.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,58 +49,35 @@ class StepTimes:
     ns: I64
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """What a rank does longer than the mean of the others: `us` more in each step, `within` (two standard
-    errors), of `own_us`. `what` is a kernel's name, or what the host does as in `shares.doing_name`.
+def named(its: Uneven) -> str:
+    """`at::cuda::spin_kernel`, `in span scheduler.run_batch (Python or untraced) and 2 more`."""
+    what = its.parts[0].what
+    more = f" and {len(its.parts) - 1} more" if len(its.parts) > 1 else ""
+    return (kind_of_kernel(what) if its.on == "gpu" else in_words(what)) + more
+
+
+def what_to_do(its: Uneven, part: Excess) -> str:
+    """The fix of one part of it."""
+    if its.on == "gpu":
+        return f"as little work in {kind_of_kernel(part.what)} on rank {its.rank} as on the others"
+    return f"as little host work {in_words(part.what)} on rank {its.rank} as on the others"
+
+
+def unprofiled_cost(its: Uneven, calibration: Calibration | None) -> Estimate | None:
+    """By how much the step without the profiler is longer for it, µs; None where that was not replayed, or
+    where the replay is not trusted.
     """
-
-    what: str
-    us: float
-    within: float
-    own_us: float
-
-
-@dataclass(frozen=True, slots=True)
-class Uneven:
-    """What the host of a rank, or its GPU, does in each step beyond the others, largest first."""
-
-    rank: int
-    on_gpu: bool
-    parts: tuple[Excess, ...]
-
-    @property
-    def us(self) -> float:
-        return sum(part.us for part in self.parts)
-
-    def named(self, top: int = 1) -> str:
-        """`at::cuda::spin_kernel`, `in span scheduler.run_batch`: the largest parts in words."""
-        words = [kind_of_kernel(part.what) if self.on_gpu else in_words(part.what) for part in self.parts]
-        return ", ".join(words[:top]) + (f" and {len(words) - top} more" if len(words) > top else "")
-
-    def fix(self, part: Excess) -> str:
-        """What to do about one part of it."""
-        if self.on_gpu:
-            return f"as little work in {kind_of_kernel(part.what)} on rank {self.rank} as on the others"
-        return f"as little host work {in_words(part.what)} on rank {self.rank} as on the others"
-
-    def note(self) -> str:
-        """The sentence for a list of notes, in µs."""
-        does = "GPU works" if self.on_gpu else "host takes"
-        told = [
-            f"{kind_of_kernel(part.what) if self.on_gpu else in_words(part.what)} {part.us:,.1f}"
-            f" ± {part.within:,.1f}"
-            for part in self.parts[:3]
-        ]
-        more = f"; {len(self.parts) - 3} smaller" if len(self.parts) > 3 else ""
-        return (
-            f"rank {self.rank}'s {does} {self.us:,.1f} µs a step {BEYOND}, whether they wait for it there or"
-            f" not: {', '.join(told)}{more}"
-        )
+    if calibration is None or calibration.status != "calibrated":
+        return None
+    if (calibration.rank, calibration.kind) != (its.rank, its.kind):
+        return None
+    return calibration.even_us.get(its.on)
 
 
 def in_words(doing: str) -> str:
     """What a host does as it stands after "takes longer"."""
+    if doing == f"span {NO_SPAN}":
+        return "outside all spans (Python or untraced)"
     if doing.startswith("span "):
         return f"in {doing} (Python or untraced)"
     words = {"api": "in launch and other API calls", "gc": "in garbage collection"}
@@ -125,7 +110,9 @@ def matched_steps(ranks: tuple[RankCollectives, ...], pairing: Pairing) -> I64:
 def find_uneven(
     kinds: Sequence[KindView | None], steps: I64, hosts: Sequence[StepTimes]
 ) -> tuple[Uneven, ...]:
-    """What each rank does beyond the mean of the others in the steps of a kind that all share, most first.
+    """What each rank does beyond the others in the steps of a kind that all share, most first.
+
+    The others are their median in each step: of many ranks that do more than a few, none stands out.
 
     `kinds` is each rank's view of that kind, `steps` the matched steps, `hosts` each rank's host times.
     Nothing where a rank has no such steps, or where they share too few.
@@ -138,20 +125,65 @@ def find_uneven(
     if len(steps) < FEWEST:
         return ()
     wall = float(np.mean((views[0].rank.steps.end - views[0].rank.steps.start)[steps[:, 0]]))
+    sides: tuple[tuple[Literal["host", "gpu"], Sequence[StepTimes]], ...] = (
+        ("host", hosts),
+        ("gpu", [_gpu_times(view.rank) for view in views]),
+    )
     found = []
-    for on_gpu, tables in ((False, hosts), (True, [_gpu_times(view.rank) for view in views])):
+    for on, tables in sides:
         names, ns = _stacked(tables, steps)
         for r, view in enumerate(views):
-            more = ns[r] - np.delete(ns, r, axis=0).mean(axis=0)
-            mean, error = more.mean(axis=0), more.std(axis=0, ddof=1) / np.sqrt(len(steps))
-            chosen = np.flatnonzero((mean > WORTH * wall) & (mean > SURE * error))
-            parts = tuple(
-                Excess(names[i], mean[i] / 1000, 2 * error[i] / 1000, ns[r][:, i].mean() / 1000)
-                for i in chosen[np.argsort(-mean[chosen], kind="stable")].tolist()
-            )
+            parts = beyond(names, ns[r], np.median(np.delete(ns, r, axis=0), axis=0), WORTH * wall)
             if parts:
-                found.append(Uneven(view.rank.trace.rank, on_gpu, parts))
+                us = sum(part.us for part in parts)
+                found.append(Uneven(view.rank.trace.rank, view.kind or "", on, us, parts))
     return tuple(sorted(found, key=lambda its: -its.us))
+
+
+def beyond(names: Sequence[str], own: F64, others: F64, worth_ns: float) -> tuple[Excess, ...]:
+    """What of these a rank surely does longer than the others, largest first; arrays (steps, names), ns.
+
+    Work under another name than theirs, as of a kernel that was chosen anew, is held against what it stands
+    for. What only this rank does counts where it does more in all.
+    """
+    more = own - others
+    alone = ~others.any(axis=0)
+    _hold_renamed(more, alone, ~own.any(axis=0))
+    in_all = _surely_more(more.sum(axis=1), worth_ns)
+    mean = more.mean(axis=0)
+    parts = []
+    for i in np.argsort(-mean, kind="stable").tolist():
+        if mean[i] <= worth_ns:
+            break
+        interval = _surely_more(more[:, i], worth_ns) if in_all or not alone[i] else None
+        if interval is not None:
+            parts.append(Excess(names[i], float(mean[i]) / 1000, interval, float(own[:, i].mean()) / 1000))
+    return tuple(parts)
+
+
+def _hold_renamed(more: F64, alone: Bool, lacking: Bool) -> None:
+    """Move what the others alone do (`lacking` here) to what this rank does `alone` in about that time."""
+    mean = more.mean(axis=0)
+    here, there = np.flatnonzero(alone & (mean > 0)), np.flatnonzero(lacking & (mean < 0))
+    rest = np.abs(mean[here][:, None] + mean[there])
+    rest[rest > RENAMED * mean[here][:, None]] = np.inf
+    while rest.size and np.isfinite(rest.min()):  # the most alike first
+        i, j = np.unravel_index(rest.argmin(), rest.shape)
+        more[:, here[i]] += more[:, there[j]]
+        more[:, there[j]] = 0
+        rest[i], rest[:, j] = np.inf, np.inf
+
+
+def _surely_more(ns: F64, worth_ns: float) -> tuple[float, float] | None:
+    """The interval of the mean of steps, µs, where that is surely above 0 and worth it; else None.
+
+    Steps hang together, a slow one with the next, so it is that of a bootstrap of blocks of steps.
+    """
+    mean, error = float(ns.mean()), float(ns.std(ddof=1)) / np.sqrt(len(ns))
+    if mean <= worth_ns or mean <= SURE_ERRORS * error:
+        return None
+    low, high = bootstrap_mean([ns / 1000]) or (mean / 1000, mean / 1000)
+    return (low, high) if mean / 1000 > SURE_REACH * (mean / 1000 - low) else None
 
 
 def host_excess(hosts: Sequence[StepTimes], steps: I64, place: int, its: I64) -> dict[str, float]:

@@ -6,15 +6,24 @@ from collections.abc import Sequence
 
 from latencylab.analyzers.calibration import NOT_MEASURED
 from latencylab.analyzers.kernels import COLLECTIVE
-from latencylab.analyzers.uneven import COMMON, Uneven
+from latencylab.analyzers.uneven import COMMON, named, unprofiled_cost, what_to_do
 from latencylab.model.calibration import Calibration, Fix
-from latencylab.model.findings import Collectives, Confidence, KindFindings, RankFindings, Sync, Verdict
+from latencylab.model.findings import (
+    Collectives,
+    Confidence,
+    KindFindings,
+    RankFindings,
+    Sync,
+    Uneven,
+    Verdict,
+)
 from latencylab.model.integrity import Integrity
 
 SMALL = 0.03  # a share of the step below which a part is not worth the headline
 FEW_STEPS = 5
 MOSTLY = 0.5  # of the wait, caused by one rank, to name it
 WORTH = 0.01  # of the step, from which what one rank does beyond the others is worth a sentence, or a fix is
+LEAST_US = 10.0  # what two decimals of a ms show
 DOING = {
     "sync": "the blocking calls themselves",
     "api": "launch and other API calls",
@@ -56,19 +65,18 @@ def judge(
     integrity: Integrity,
     collectives: Collectives | None = None,
     calibration: Calibration | None = None,
-    uneven: Sequence[Uneven] = (),
 ) -> Verdict:
     """The verdict on the rank in front, on what single ranks do beyond the others, on who keeps the others
     waiting, and on what remains of the host's idle without the profiler."""
     rank = ranks[front]
     main = rank.main
     reasons = tuple(_doubts(main, integrity, calibration))
-    where = f"Rank {rank.rank}: " if len(ranks) > 1 else ""
+    where = f"Rank {rank.rank}: " if len(ranks) > 1 or collectives else ""
     wall = _parts(rank)[0]
-    late = ""
+    text = where + _sentence(rank, calibration)
     if collectives:
-        late = _late(collectives, wall, len(collectives.unpaired_by_rank), in_trace=_holds(calibration))
-    text = where + _sentence(rank, calibration) + _uneven(uneven, wall) + late
+        text += _uneven(collectives.uneven, wall, calibration)
+        text += _late(collectives, wall, len(collectives.unpaired_by_rank), in_trace=_holds(calibration))
     return Verdict(text, _confidence(rank, integrity, calibration), reasons)
 
 
@@ -116,15 +124,25 @@ def _kind(main: KindFindings) -> str:
     return "" if main.kind in (None, "step") else f"{main.kind} "
 
 
-def _uneven(uneven: Sequence[Uneven], wall: float) -> str:
+def _uneven(uneven: Sequence[Uneven], wall: float, calibration: Calibration | None) -> str:
     """What single ranks do beyond the others, where that is worth a sentence."""
     told = [
-        f" Rank {its.rank}'s {'GPU works' if its.on_gpu else 'host takes'} {_ms(its.us)} longer in each step"
-        f" than {'the others' if its.on_gpu else 'the other hosts'}: {its.named()}."
+        f" In the trace rank {its.rank}'s {'GPU works' if its.on == 'gpu' else 'host takes'} {_ms(its.us)}"
+        f" longer in each step than {'the others' if its.on == 'gpu' else 'the other hosts'}:"
+        f" {named(its)}{_in_truth_costs(its, calibration)}."
         for its in uneven
         if its.us > WORTH * wall
     ]
     return "".join(told)
+
+
+def _in_truth_costs(its: Uneven, calibration: Calibration | None) -> str:
+    """What that costs without the profiler. Where it is not known, that is said of hosts: those it slows."""
+    cost = unprofiled_cost(its, calibration)
+    if cost is not None:
+        figure = _ms(cost.value) if cost.value >= LEAST_US else f"less than {_ms(LEAST_US)}"
+        return f"; without the profiler that costs {figure}"
+    return "" if its.on == "gpu" else "; what that costs without the profiler is not known"
 
 
 def _late(collectives: Collectives, wall: float, ranks: int, *, in_trace: bool) -> str:
@@ -134,8 +152,8 @@ def _late(collectives: Collectives, wall: float, ranks: int, *, in_trace: bool) 
     if not collectives.late or collectives.step_us.wait < SMALL * wall:
         return ""
     late = collectives.late[0]
-    waits = f"anks wait {_share(collectives.step_us.wait, wall)} of it in collectives"
-    waits = f" In the trace r{waits.replace(' of it ', ' of a step ')}" if in_trace else f" R{waits}"
+    who = "In the trace ranks" if in_trace else "Ranks"
+    waits = f" {who} wait {_share(collectives.step_us.wait, wall)} of a step in collectives"
     # What a rank caused is a mean over the others; of all waits, resolved or not, it is this share.
     share = late.wait_us * (ranks - 1) / ranks / collectives.step_us.wait
     if share < MOSTLY:
@@ -143,7 +161,7 @@ def _late(collectives: Collectives, wall: float, ranks: int, *, in_trace: bool) 
     causes = [name for name, us in late.causes.items() if us > 0]
     because = f", which is late because of: {causes[0]}" if causes else ""
     if causes and causes[0] == COMMON:
-        because = ", whose host is behind the others', though most of that time they take as well"
+        because = ", whose host is behind, mostly with work that the other hosts do as well"
     return f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{because}."
 
 
@@ -310,6 +328,10 @@ def rank_fixes(
         if sync.verdict in ("hidden", "unclear")
     ]
     others += [Fix(text, getattr(main.idle_gpu_us, name), bound="estimate") for name, text in GPU_FIX.items()]
-    others += [Fix(its.fix(part), part.us) for its in uneven for part in its.parts]
+    others += [
+        Fix(what_to_do(its, part), part.us, bound="estimate" if its.on == "gpu" else "upper")
+        for its in uneven
+        for part in (its.parts if its.rank == rank.rank else ())
+    ]
     others = [fix for fix in others if fix.us_per_step > WORTH * wall]
     return tuple(sites + sorted(others, key=lambda fix: -fix.us_per_step))

@@ -15,9 +15,9 @@ from latencylab.analyzers.replay import F64, Scenarios, Times, joined, replay, s
 from latencylab.analyzers.replay_build import clock_name
 from latencylab.analyzers.shares import NO_SPAN
 from latencylab.analyzers.syncs import is_shown, verdict_of
-from latencylab.analyzers.uneven import Uneven
+from latencylab.analyzers.uneven import what_to_do
 from latencylab.model.calibration import Estimate, Fix, SiteCost
-from latencylab.model.findings import Sync
+from latencylab.model.findings import Excess, Sync, Uneven
 from latencylab.model.integrity import InputError
 from latencylab.model.trace import MISSING, Bool
 
@@ -219,18 +219,42 @@ def possible_changes(model: Model, syncs: Sequence[Sync]) -> tuple[Change, ...]:
 
 
 def even_changes(model: Model, uneven: Sequence[Uneven]) -> tuple[Change, ...]:
-    """What this rank does beyond the others brought down to what they do, where the model has it alone."""
-    known = {sort.span for sort in model.program.sorts if not sort.api}
-    changes = []
-    for its in uneven:
-        for part in its.parts if its.rank == model.view.rank.trace.rank else ():
-            left = max(1 - part.us / part.own_us, 0.0)
-            span = part.what.removeprefix("span ").replace(NO_SPAN, "")
-            if its.on_gpu:
-                changes.append(Change(its.fix(part), kernels=((part.what, 1 / max(left, NOTHING)),)))
-            elif part.what.startswith("span ") and span in known:
-                changes.append(Change(its.fix(part), own_spans=((span, left),)))
-    return tuple(changes)
+    """Each part of what this rank does beyond the others brought down to what they do, where the model has it
+    alone."""
+    changes = [_evened(model, its, part) for its in _of_model(model, uneven) for part in its.parts]
+    return tuple(change for change in changes if change is not None)
+
+
+def made_even(model: Model, uneven: Sequence[Uneven]) -> dict[str, Change]:
+    """By side, "host" or "gpu", all of that together, where the model has all of it."""
+    whole: dict[str, Change] = {}
+    for its in _of_model(model, uneven):
+        parts = [_evened(model, its, part) for part in its.parts]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts):
+            whole[its.on] = Change(
+                f"as little work on rank {its.rank}'s {its.on} as on the others",
+                own_spans=tuple(one for part in known for one in part.own_spans),
+                kernels=tuple(one for part in known for one in part.kernels),
+            )
+    return whole
+
+
+def _of_model(model: Model, uneven: Sequence[Uneven]) -> list[Uneven]:
+    """What the model's rank does more in the model's kind of step."""
+    view = model.view
+    return [its for its in uneven if (its.rank, its.kind) == (view.rank.trace.rank, view.kind)]
+
+
+def _evened(model: Model, its: Uneven, part: Excess) -> Change | None:
+    left = max(1 - part.us / part.own_us, 0.0)
+    if its.on == "gpu":
+        return Change(what_to_do(its, part), kernels=((part.what, 1 / max(left, NOTHING)),))
+    span = part.what.removeprefix("span ").replace(NO_SPAN, "")
+    own = {s.span for s in model.program.sorts if not s.api and s.doing not in (WAITING, PROFILER)}
+    if part.what.startswith("span ") and span in own:
+        return Change(what_to_do(its, part), own_spans=((span, left),))
+    return None
 
 
 def rank_fixes_by_replay(

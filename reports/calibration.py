@@ -207,6 +207,8 @@ def to_contract(found: Calibration) -> dict[str, Any]:
             }
             for its in found.spans
         ],
+        "even_us": {side: its.value for side, its in found.even_us.items()},
+        "even_interval_us": {side: interval(its) for side, its in found.even_us.items()},
         "legs": [
             {"leg": its.leg, "predicted_us": its.predicted_us, "measured_us": its.measured_us}
             for its in found.legs

@@ -95,6 +95,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "collectives": ("name", "per_step", "wait_us", "transfer_us", "skew_us", "resolved"),
     "late": ("rank", "kind", "wait_us", "share", "count", "cause", "us"),
+    "uneven": ("rank", "kind", "on", "what", "us", "low_us", "high_us", "own_us"),
 }
 
 
@@ -172,6 +173,11 @@ def _of_ranks(analysis: Analysis) -> Iterator[tuple[str, Row]]:
     for late in found.late if found else ():
         for name, us in late.causes.items():
             yield "late", asdict(late) | {"cause": name, "us": us}
+    for its in found.uneven if found else ():
+        for part in its.parts:
+            row = asdict(part) | {"rank": its.rank, "kind": its.kind, "on": its.on}
+            row["low_us"], row["high_us"] = row.pop("interval_us")
+            yield "uneven", row
 
 
 def _of_kind(kind: KindFindings) -> Iterator[tuple[str, Row]]:

@@ -11,10 +11,20 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
-from latencylab.model.findings import Alignment, Analysis, CollectiveKind, Late, RankClock, RankFindings
+from latencylab.analyzers.uneven import in_words, unprofiled_cost
+from latencylab.model.findings import (
+    Alignment,
+    Analysis,
+    CollectiveKind,
+    Late,
+    RankClock,
+    RankFindings,
+    Uneven,
+)
 from latencylab.model.integrity import Issue
+from latencylab.reports import calibration, summary
 from latencylab.reports import format as fmt
-from latencylab.reports import summary
+from latencylab.reports.names import short_name
 
 # Issues that are about the set of ranks.
 CODES = ("rank_alone", "rank_missing", "rank_clash", "rank_guessed", "ranks_not_paired", "mixed_jobs")
@@ -33,6 +43,11 @@ _GROUPS: dict[str, tuple[str, Role, str]] = {
     ),
     "inherited from another collective": ("inherited from another collective", "wait", "another collective"),
 }
+CAUSES_MEAN = (
+    "Causes count what it did beyond the mean of the others: its GPU since the collective before, its host in"
+    " the same steps; what is left of the host's idle is work that the other hosts do as well"
+)
+_TOP_PARTS = 3
 _SMALL = 0.05  # µs per step below which a cause is rounding
 _MOSTLY = 0.5  # share of the wait from which one rank is the late one
 
@@ -190,6 +205,28 @@ def _because(group: Group) -> str:
     if group.causes and group.causes[0][0] != group.label:
         return f"{group.because} ({group.causes[0][0]})"
     return group.because
+
+
+def uneven_text(analysis: Analysis, its: Uneven) -> str:
+    """`Rank 1's host takes 143.8 µs a step longer than the others' in the trace, …`: what it does more, with
+    95 % intervals, and what that costs without the profiler.
+    """
+    told = ", ".join(
+        f"{short_name(part.what) if its.on == 'gpu' else in_words(part.what)} {fmt.us(part.us)}"
+        f" ({fmt.us(part.interval_us[0])} to {fmt.us(part.interval_us[1])})"
+        for part in its.parts[:_TOP_PARTS]
+    )
+    more = len(its.parts) - _TOP_PARTS
+    told += f"; {more} smaller" if more > 0 else ""
+    cost = unprofiled_cost(its, analysis.calibration)
+    if cost is not None:
+        told += f"; without the profiler that costs {fmt.us(cost.value)} µs ({calibration.between(cost)})"
+    elif its.on == "host":
+        told += "; what that costs without the profiler is not known"
+    return (
+        f"Rank {its.rank}'s {'GPU works' if its.on == 'gpu' else 'host takes'} {fmt.us(its.us)} µs a step"
+        f" longer than the others' in the trace, whether they wait for it there or not: {told}"
+    )
 
 
 def sureness(analysis: Analysis, late: Late) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from latencylab.analyzers.uneven import COMMON
 from latencylab.model.calibration import Fix
 from latencylab.model.findings import (
     Analysis,
@@ -260,6 +261,8 @@ def difference(what: str) -> str:
         return f"GPU work: {short_name(part)}"
     if kind == "GPU idle":
         return f"GPU idle: {_GPU_IDLE.get(part, part)}"
+    if what == COMMON:
+        return f"host late: {part}"
     if kind == "host idle":
         held = part not in _DOING and not part.startswith(("span ", "waiting in "))
         return f"host late: {'held up by ' if held else ''}{cause(part)}"

@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from latencylab.analyzers.uneven import BEYOND
 from latencylab.model.findings import Alignment, Analysis, Collectives, Late
 from latencylab.reports import format as fmt
 from latencylab.reports import ranks
@@ -37,8 +36,8 @@ def print_late(analysis: Analysis, console: Console) -> None:
         console.print(_late_table(analysis, found.late[:_TOP_LATE], brief=True))
         if len(found.late) > _TOP_LATE:
             console.print(indented(f"{len(found.late) - _TOP_LATE} more below", 2, "dim"))
-    for note in (note for note in found.notes if BEYOND in note):
-        console.print(indented(fmt.clean(note), 2))
+    for its in found.uneven:
+        console.print(indented(fmt.clean(ranks.uneven_text(analysis, its)), 2))
     known = any(clock.shifted for clock in alignment.ranks)
     console.print(indented(ranks.clocks_line(alignment), 2, "" if known else "dim"))
 
@@ -54,7 +53,7 @@ def print_ranks(analysis: Analysis, console: Console) -> None:
         )
         console.print(_late_table(analysis, found.late, brief=False))
         console.print(indented(ranks.resolved_text(analysis), 2, "dim"))
-        console.print(indented("causes are what it did beyond the mean of the others", 2, "dim"))
+        console.print(indented(ranks.CAUSES_MEAN, 2, "dim"))
     if alignment is not None:
         _clocks(alignment, console)
     if found is not None:

@@ -39,6 +39,7 @@ def prepare_export(source: Source, selection: Selection) -> Callable[[BinaryIO],
 
     Raises InputError where the capture has no such part.
     """
+    from latencylab.analyzers.analyze import settled
     from latencylab.reports.perfetto import write_perfetto
 
     capture = source.open()
@@ -53,4 +54,5 @@ def prepare_export(source: Source, selection: Selection) -> Callable[[BinaryIO],
     if selection.steps is not None or selection.kind is not None:
         steps = [examined.steps(place, selection.steps, selection.kind) for place in places]
     chosen = [examined.views[place] for place in places]
-    return partial(write_perfetto, views=chosen, joined=examined.joined, steps=steps)
+    joined = settled(examined, steps=selection.steps, kind=selection.kind)
+    return partial(write_perfetto, views=chosen, joined=joined, steps=steps)

@@ -16,7 +16,7 @@ class Fix:
 
     `bound` says on which side of the truth that lies: host idle is an "upper" bound, for the profiler slows
     the host; the cost of a blocking call a "lower" one, for a slowed host finds the GPU drained and waits
-    less; the GPU's own idle is an "estimate".
+    less; the GPU's own idle, and what it works beyond the other ranks', is an "estimate".
     """
 
     what: str
@@ -95,7 +95,8 @@ class Calibration:
     the other half of the requests; `blind_error_pct` does so without knowing the host's speed in the request
     predicted. `host_factor` is None where the step does not depend on the host, `gpu_factor` where no step
     shows it. Idle is mean µs per step, blame by site or doing. `fixes` says what each change alone gives,
-    `notes` what the replay leaves out.
+    `even_us` by how much the step is shorter where this rank's "host" or "gpu" does no more than the other
+    ranks' (where it does more, and the replay has all of that), `notes` what the replay leaves out.
     """
 
     status: CalibrationStatus
@@ -122,3 +123,4 @@ class Calibration:
     legs: tuple[LegTime, ...] = ()
     notes: tuple[str, ...] = ()
     fixes: tuple[Fix, ...] = ()
+    even_us: dict[str, Estimate] = field(default_factory=dict)

@@ -292,6 +292,33 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
+class Excess:
+    """What a rank does longer than the median of the others: `us` more in each step, of `own_us`; the mean of
+    further steps like these lies in `interval_us`, at 95 %.
+
+    `what` is a kernel's name, or what the host does: "api", or "span scheduler.run_batch".
+    """
+
+    what: str
+    us: float
+    interval_us: tuple[float, float]
+    own_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """What the host of a rank, or its GPU, does in each step of a kind beyond the others, in the trace:
+    `us` per step in all, of which the parts are the largest first.
+    """
+
+    rank: int
+    kind: str
+    on: Literal["host", "gpu"]
+    us: float
+    parts: tuple[Excess, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CollectiveKind:
     """One kind of collective: µs per step, mean over ranks; `skew_us` is the median spread of arrivals."""
 
@@ -317,7 +344,8 @@ class Collectives:
 
     `unpaired` counts collectives that no other rank has, `unpaired_by_rank` likewise; `resolved` and
     `unresolved` count those whose skew exceeds three residuals, or does not. `notes` says where ranks
-    diverge and what was trimmed, and why.
+    diverge and what was trimmed, and why. `uneven` is what single ranks do beyond the others, most first,
+    whether they wait for it there or not.
     """
 
     paired: int
@@ -329,6 +357,7 @@ class Collectives:
     late: tuple[Late, ...]
     kinds: tuple[CollectiveKind, ...]
     notes: tuple[str, ...]
+    uneven: tuple[Uneven, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

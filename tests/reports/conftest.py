@@ -24,6 +24,7 @@ from latencylab.model.findings import (
     CollectiveTotals,
     Difference,
     Doing,
+    Excess,
     GpuIdle,
     Kernel,
     KernelClass,
@@ -38,6 +39,7 @@ from latencylab.model.findings import (
     StepParts,
     Steps,
     Sync,
+    Uneven,
     Verdict,
     WindowParts,
 )
@@ -281,6 +283,10 @@ def make_hostile() -> Analysis:
             ),
             kinds=(CollectiveKind(HOSTILE, nan, nan, nan, nan, 1), CollectiveKind("", 0.0, 0.0, 0.0, 0.0, 0)),
             notes=(HOSTILE,),
+            uneven=(
+                Uneven(1, HOSTILE, "gpu", nan, (Excess(HOSTILE, nan, (0.0, 1.0), nan),)),
+                Uneven(1, HOSTILE, "host", 5.0, (Excess(f"span {HOSTILE}", 5.0, (4.0, 6.0), 7.0),)),
+            ),
         ),
     )
 

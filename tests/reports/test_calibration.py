@@ -35,6 +35,7 @@ def calibrated(status: str = "calibrated", name: str = "cudaStreamSynchronize in
         idle_host_us=Estimate(1_427.0, 1_196.0, 1_617.0),
         idle_gpu_us=Estimate(430.0, 429.0, 431.0),
         idle_host_blame_us={name: Estimate(1_200.0, 1_097.0, 1_278.0)},
+        even_us={"host": Estimate(3.0, -1.0, 7.0)},
         run_ahead_us={"draft": Estimate(0.0, 0.0, 0.0)},
         syncs=(
             SiteCost(
@@ -129,6 +130,7 @@ def test_the_contract(with_calibration: With, status: str) -> None:
     assert its["predicted_step_us"] == 7_340.0
     assert its["interval_us"]["predicted_step"] == [7_075.0, 7_859.0]
     assert its["syncs"][0]["cost_us"] == 1_082.0
+    assert (its["even_us"], its["even_interval_us"]) == ({"host": 3.0}, {"host": [-1.0, 7.0]})
     assert its["legs"][0] == {"leg": "draft", "predicted_us": 1_010.0, "measured_us": 1_000.0}
     assert its["notes"] == ["this rank is replayed alone"]
     jsonschema.validate(to_contract(with_calibration(Calibration("uncalibrated", "why"))), schema())

@@ -119,11 +119,17 @@ def test_ranks_are_in_the_contract(late_rank: Analysis) -> None:
         "resolved",
         "kinds",
         "notes",
+        "uneven",
     }
     assert set(found["step_us"]) == {"wait", "transfer"}
     late = found["late"][0]
     assert (late["rank"], late["kind"]) == (2, "NEXTN")
     assert sum(late["causes"].values()) == pytest.approx(late["wait_us"], rel=0.05)
+    (more,) = found["uneven"]
+    (part,) = more["parts"]
+    assert (more["rank"], more["kind"], more["on"], part["what"]) == (2, "NEXTN", "gpu", "qkv_gemm")
+    assert more["us"] == part["us"] == pytest.approx(60, abs=3)
+    assert part["interval_us"][0] < part["us"] < part["interval_us"][1] < part["own_us"]
     for rank in made["ranks"]:
         assert 0 < rank["step_us"]["collective_wait"] < rank["step_us"]["busy"]
     json.dumps(made)
@@ -138,6 +144,8 @@ def test_ranks_are_in_the_contract(late_rank: Analysis) -> None:
         ("collectives", "step_us", "wait"),
         ("collectives", "late", 0, "causes"),
         ("collectives", "kinds", 0, "transfer_us"),
+        ("collectives", "uneven", 0, "on"),
+        ("collectives", "uneven", 0, "parts", 0, "interval_us"),
         ("ranks", 0, "step_us", "collective_wait"),
     ],
 )

@@ -18,7 +18,7 @@ def test_every_table_has_its_columns(any_analysis: Analysis, tmp_path: Path) -> 
     for path in written:
         frame = pd.read_csv(path)
         assert tuple(frame.columns) == COLUMNS[path.stem]
-        if path.stem not in ("ranks", "collectives", "late"):
+        if path.stem not in ("ranks", "collectives", "late", "uneven"):
             assert {"rank", "device", "kind"} <= set(frame.columns)
 
 
@@ -56,6 +56,9 @@ def test_ranks(late_rank: Analysis) -> None:
     first = made["late"].query("rank == 2")
     assert first["us"].sum() == pytest.approx(found.late[0].wait_us, rel=0.05)
     assert first["cause"].tolist()[0] == "GPU work: qkv_gemm"
+    (more,) = made["uneven"].to_dict("records")
+    assert (more["rank"], more["kind"], more["on"], more["what"]) == (2, "NEXTN", "gpu", "qkv_gemm")
+    assert 0 < more["low_us"] < more["us"] < more["high_us"] < more["own_us"]
 
 
 def test_one_rank_has_no_clock(analysis: Analysis) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latencylab.model.findings import Analysis, Late, RankClock
+from latencylab.analyzers.uneven import COMMON
+from latencylab.model.calibration import Calibration, Estimate
+from latencylab.model.findings import Analysis, Excess, Late, RankClock, Uneven
 from latencylab.model.integrity import Integrity, Issue
 from latencylab.reports import rank_data, ranks, summary, timelines
 from latencylab.reports.html import LIMIT, render_html
@@ -48,6 +50,40 @@ def test_causes_are_grouped_in_words() -> None:
     assert host.text(2) == f"host late 25.0: {span}, in garbage collection 3.0; 1 smaller"
     assert "waiting in gloo:broadcast for rank 0" in host.text(3)
     assert own.text(3) == "more idle of the GPU's own \N{MINUS SIGN}0.50"
+
+
+def test_work_that_all_hosts_do_is_of_the_late_host(late_rank: Analysis) -> None:
+    late = late_of(**{COMMON: 90.0, "host idle: api": 10.0, "GPU work: k": 1.0})
+    host, _ = ranks.groups(late)
+    assert host.text(3) == (
+        "host late 100.0: work that the other hosts do as well 90.0, in launch and other API calls 10.0"
+    )
+    found = late_rank.collectives
+    assert found is not None
+    text = ranks.answer(replace(late_rank, collectives=replace(found, late=(late,))))
+    assert text.endswith("most of it because of its late host (work that the other hosts do as well).")
+
+
+def test_what_one_rank_does_more_is_told_with_its_interval(late_rank: Analysis) -> None:
+    part = Excess("span a.b", 140.0, (135.0, 145.0), 400.0)
+    host = Uneven(1, "NEXTN", "host", 153.0, (part, *(replace(part, what=f"{i}", us=1.0) for i in range(3))))
+    begins = "Rank 1's host takes 153.0 µs a step longer than the others' in the trace, whether they wait"
+    text = ranks.uneven_text(late_rank, host)
+    assert text.startswith(begins)
+    assert ": in span a.b (Python or untraced) 140.0 (135.0 to 145.0), " in text
+    assert text.endswith("; 1 smaller; what that costs without the profiler is not known")
+    costs = Calibration("calibrated", rank=1, kind="NEXTN", even_us={"host": Estimate(3.0, -1.0, 7.0)})
+    known = replace(late_rank, calibration=costs)
+    ends = "without the profiler that costs 3.0 µs (−1.0 to 7.0)".replace("−", "-")
+    assert ranks.uneven_text(known, host).endswith(ends)
+    for other in (replace(costs, status="untrusted"), replace(costs, rank=0), replace(costs, kind="extend")):
+        assert ranks.uneven_text(replace(late_rank, calibration=other), host) == text
+    found = late_rank.collectives
+    assert found is not None
+    (gpu,) = found.uneven
+    assert ranks.uneven_text(late_rank, gpu).startswith("Rank 2's GPU works ")
+    assert "the profiler" not in ranks.uneven_text(late_rank, gpu)
+    assert ": qkv_gemm " in page_text(late_rank)
 
 
 def test_the_answer_names_the_late_one(late_rank: Analysis) -> None:

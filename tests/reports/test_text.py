@@ -94,6 +94,8 @@ def test_who_is_late_is_on_the_first_screen(late_rank: Analysis) -> None:
     text = " ".join(" ".join(screen).split())
     assert "Rank 2 is late: the others wait" in text
     assert "because of more GPU work (qkv_gemm)" in text
+    assert "Rank 2's GPU works " in text
+    assert "longer than the others' in the trace, whether they wait for it there or not: qkv_gemm " in text
     assert "not resolved" in text
     (bar,) = [line for line in screen if "waits in collectives" in line]
     assert "▒" in bar
