@@ -147,8 +147,8 @@ def beyond(names: Sequence[str], own: F64, others: F64, worth_ns: float) -> tupl
     for. What only this rank does counts where it does more in all.
     """
     more = own - others
-    alone = ~others.any(axis=0)
-    _hold_renamed(more, alone, ~own.any(axis=0))
+    alone, lacking = (others == 0).all(axis=0), (own == 0).all(axis=0)
+    _hold_renamed(more, alone, lacking)
     in_all = _surely_more(more.sum(axis=1), worth_ns)
     mean = more.mean(axis=0)
     parts = []
