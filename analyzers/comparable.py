@@ -43,7 +43,7 @@ _PLACES = (
 )
 # Of the workload, how much was measured (a change), and what came of it (neither).
 _AMOUNTS = ("requests", "warmup", "seed", "profiled_steps")
-_OUTCOMES = ("server_accept_length",)
+_OUTCOMES = ("server_accept_length", "server_cap_length")
 
 # What a comparison is about: its name, and the manifest's key.
 _GROUPS = {

@@ -14,7 +14,7 @@ from latencylab.runtime.client import Answer, Prompt, Target, TargetError
 
 SCHEMA = "latencylab.bench/1"
 TOKEN_IDS = (1000, 30000)  # above special tokens, and within the vocabulary of one rank of a shape
-METRICS = ("ttft_ms", "tpot_ms", "step_ms", "tokens_per_s", "accept_length")
+METRICS = ("ttft_ms", "tpot_ms", "step_ms", "tokens_per_s", "accept_length", "cap_length")
 Progress = Callable[[str], None]
 
 
@@ -113,6 +113,7 @@ def figures(answer: Answer) -> dict[str, float | None]:
         "step_ms": request.step_ms,
         "tokens_per_s": answer.tokens / whole_ns * 1e9 if whole_ns else None,
         "accept_length": answer.accept_length,
+        "cap_length": answer.server_cap_length,
     }
 
 

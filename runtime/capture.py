@@ -141,6 +141,7 @@ def record_profiled(
         "profiled_steps": plan.steps,
         "profiled_after_chunk": plan.after_chunk,
         "server_accept_length": [answer.server_accept_length for answer in before.measured.answers],
+        "server_cap_length": [answer.server_cap_length for answer in before.measured.answers],
     }
     clocks = {"clocks": before.accounts} if before.accounts is not None else {}
     names = {rank: trace_name(rank, path) for rank, path in found.files.items()}

@@ -28,6 +28,7 @@ PATHS: Mapping[Api, str] = {"native": "/generate", "openai": "/v1/completions"}
 ACTIVITIES = ("CPU", "GPU")
 _TOKENS = b'"completion_tokens":'
 _ACCEPT = re.compile(rb'"spec_accept_length":\s*([0-9.eE+-]+)')
+_CAP = re.compile(rb'"spec_cap_length":\s*([0-9.eE+-]+)')
 _ABORT = re.compile(rb'"type":\s*"abort"')
 _DATA = b"data:"
 _BLOCK = 1 << 16
@@ -50,10 +51,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request as its client saw it, and the server's own count of tokens per verify step, if given."""
+    """One request as its client saw it, and the server's own counts per verify step, if given: of tokens that
+    came of it, and of those that it was to verify (in DSpark's ragged modes)."""
 
     request: Request
     server_accept_length: float | None = None
+    server_cap_length: float | None = None
 
     @property
     def accept_length(self) -> float | None:
@@ -133,7 +136,8 @@ class HttpTarget:
                 elif at - newest > self.timeout_s * 1e9:  # it keeps the connection alive, and no more
                     raise TimeoutError
                 last = event if seen else last
-        return _answer(start_ns, chunks, _accept_length(last), tokens, self.url)
+        told = _number(_ACCEPT, last), _number(_CAP, last)
+        return _answer(start_ns, chunks, told, tokens, self.url)
 
     def info(self) -> dict[str, Any]:
         """The answer of /server_info, or of /get_server_info where a server knows only that."""
@@ -226,7 +230,8 @@ class EngineTarget:
                 chunks.append((at, meta["completion_tokens"]))
                 if on_chunk is not None:
                     on_chunk(len(chunks))
-        return _answer(start_ns, chunks, meta.get("spec_accept_length"), tokens, self.where)
+        told = meta.get("spec_accept_length"), meta.get("spec_cap_length")
+        return _answer(start_ns, chunks, told, tokens, self.where)
 
     def info(self) -> dict[str, Any]:
         return dict(self.engine.get_server_info())
@@ -263,10 +268,14 @@ class _CutShortError(Exception):
 
 
 def _answer(
-    start_ns: int, chunks: list[tuple[int, int]], accept_length: float | None, tokens: int, where: str
+    start_ns: int,
+    chunks: list[tuple[int, int]],
+    told: tuple[float | None, float | None],
+    tokens: int,
+    where: str,
 ) -> Answer:
-    """The answer; raises TargetError where it has not as many tokens as were asked for."""
-    answer = Answer(Request.of(start_ns, chunks), accept_length)
+    """The answer with what the server told; raises TargetError where it has not the tokens asked for."""
+    answer = Answer(Request.of(start_ns, chunks), *told)
     if answer.tokens < tokens:
         raise TargetError(f"{where}: the request ended after {answer.tokens} of {tokens} tokens")
     if answer.tokens > tokens:
@@ -354,8 +363,8 @@ def _tokens(event: bytes) -> int:
     return int(digits[1]) if digits else 0
 
 
-def _accept_length(event: bytes) -> float | None:
-    found = _ACCEPT.search(event)
+def _number(pattern: re.Pattern[bytes], event: bytes) -> float | None:
+    found = pattern.search(event)
     try:
         given = float(found[1]) if found else None
     except ValueError:

@@ -36,6 +36,7 @@ _SHOWN = {
     "step_ms": ("step, ms", 3),
     "tokens_per_s": ("tokens/s", 1),
     "accept_length": ("accept length", 2),
+    "cap_length": ("verified", 2),  # tokens a step, of DSpark's ragged modes alone
 }
 
 
@@ -91,13 +92,16 @@ def _as_text(result: Mapping[str, Any], *, for_stdout: bool) -> str:
     """A table of the requests and one line of medians; coloured where it goes to a terminal."""
     from rich.table import Table
 
+    shown = {
+        metric: how for metric, how in _SHOWN.items() if metric != "cap_length" or result["summary"][metric]
+    }
     table = Table(title="one request in flight", title_justify="left", box=None, pad_edge=False)
     table.add_column("request")
-    for title, _ in _SHOWN.values():
+    for title, _ in shown.values():
         table.add_column(title, justify="right")
     for row in result["requests"]:
         table.add_row(
-            str(row["index"]), *(_number(row[metric], digits) for metric, (_, digits) in _SHOWN.items())
+            str(row["index"]), *(_number(row[metric], digits) for metric, (_, digits) in shown.items())
         )
     if result["requests"]:
         table.add_section()
@@ -111,7 +115,7 @@ def _as_text(result: Mapping[str, Any], *, for_stdout: bool) -> str:
                 _number(
                     result["summary"][metric] and result["summary"][metric][key], 1 if "%" in name else digits
                 )
-                for metric, (_, digits) in _SHOWN.items()
+                for metric, (_, digits) in shown.items()
             )
             table.add_row(name, *cells)
 

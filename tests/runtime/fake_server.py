@@ -56,6 +56,7 @@ class Behaviour:
     stateless: bool = False  # as where the plugin does not run
     clock_ms: float = 0.0  # what the clock costs a step
     child: bool = False
+    cap_length: float = 0.0  # tokens to verify a step, as in DSpark's ragged modes
     record: str | None = None  # every request made goes there, a line each
 
 
@@ -317,6 +318,8 @@ class Handler(BaseHTTPRequestHandler):
         meta = {"id": "x", "finish_reason": finish, "prompt_tokens": 8, "completion_tokens": tokens}
         if tokens >= wanted:
             meta["spec_accept_length"] = tokens / steps
+            if self.fake.behaviour.cap_length:
+                meta["spec_cap_length"] = self.fake.behaviour.cap_length
         return {"text": text, "output_ids": list(range(tokens)), "meta_info": meta}
 
     def misbehave(self, how: str) -> bool:

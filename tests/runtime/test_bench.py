@@ -84,13 +84,14 @@ def test_what_was_measured_until_a_request_failed():
 
 def test_figures_by_hand():
     request = Request.of(100, [(50_000_000, 1), (60_000_000, 4), (70_000_000, 6)])
-    got = figures(Answer(request, 2.25))
+    got = figures(Answer(request, 2.25, 7.5))
     assert got == {
         "ttft_ms": 50.0,
         "tpot_ms": 4.0,
         "step_ms": 10.0,
         "tokens_per_s": pytest.approx(6 / 0.07),
         "accept_length": 2.25,
+        "cap_length": 7.5,
     }
     assert figures(Answer(request))["accept_length"] == 2.5
     assert summary([4.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 4.0, "spread_pct": 150.0}
@@ -118,6 +119,14 @@ def test_table_and_json(capsys, tmp_path):
     assert result["summary"]["step_ms"]["median"] == steps[1]
     assert steps[0] > 0
     assert "hidden" not in out.read_text()
+
+
+def test_how_many_tokens_were_to_verify_is_told_where_a_server_says_so(capsys):
+    for cap_length, told in ((0.0, False), (6.5, True)):
+        with serving(cap_length=cap_length) as fake:
+            assert run(["bench", "--url", fake.url, *OPTIONS]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert ("verified" in out) == ("6.50" in out) == told
 
 
 def test_workloads_of_other_prompts_say_so():

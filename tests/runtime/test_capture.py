@@ -412,6 +412,7 @@ def test_the_unprofiled_parts_of_several_captures_come_first(tmp_path):
         assert {account["stopped_by"] for account in first.accounts.values()} == {None}
         assert manifest["workload"]["profiled_steps"] == 10
         assert len(manifest["workload"]["server_accept_length"]) == 2
+        assert manifest["workload"]["server_cap_length"] == [None, None]
         starts = capture.unprofiled.clocks[0].start_ns
         spans.append((starts.min(), starts.max()))
     assert spans[0][1] < spans[1][0]  # nothing of the other's requests

@@ -10,7 +10,7 @@ import pytest
 
 from fake_server import serving
 from latencylab.model.integrity import InputError
-from latencylab.runtime.client import EngineTarget, HttpTarget, Prompt, TargetError, _accept_length
+from latencylab.runtime.client import _ACCEPT, _CAP, EngineTarget, HttpTarget, Prompt, TargetError, _number
 
 IDS = Prompt(ids=(5, 6, 7))
 
@@ -153,7 +153,9 @@ class FakeEngine:
         self.calls.append(given)
         for tokens in self.tokens:
             time.sleep(0.01)
-            yield {"meta_info": {"completion_tokens": tokens, "spec_accept_length": 2.5}}
+            yield {
+                "meta_info": {"completion_tokens": tokens, "spec_accept_length": 2.5, "spec_cap_length": 6.5}
+            }
 
     def start_profile(self, **given):
         self.calls.append(given)
@@ -169,7 +171,7 @@ def test_an_engine_in_this_process():
     assert [tokens for _, tokens in answer.request.chunks] == [1, 4, 9]
     assert counts == [1, 2, 3]
     assert answer.request.step_ms == pytest.approx(15, abs=5)
-    assert answer.accept_length == 2.5
+    assert (answer.accept_length, answer.server_cap_length) == (2.5, 6.5)
     assert engine.calls[0]["input_ids"] == [5, 6, 7]
     assert engine.calls[0]["stream"] is True
     EngineTarget(engine).start_profile(Path("/x"), 3)
@@ -198,4 +200,7 @@ def test_no_information_but_a_page():
 
 @pytest.mark.parametrize(("given", "found"), [(b"2.5", 2.5), (b"1e999", None), (b"-", None), (b"nan", None)])
 def test_an_accept_length_is_a_number_or_none(given, found):
-    assert _accept_length(b'{"text":"\\"spec_accept_length\\": 9","spec_accept_length": %b}' % given) == found
+    assert (
+        _number(_ACCEPT, b'{"text":"\\"spec_accept_length\\": 9","spec_accept_length": %b}' % given) == found
+    )
+    assert _number(_CAP, b'{"spec_accept_length": 7, "spec_cap_length": %b}' % given) == found
