@@ -26,6 +26,7 @@ from latencylab.analyzers.ranks import (
 from latencylab.analyzers.registry import run_all
 from latencylab.analyzers.run_ahead import least_run_ahead
 from latencylab.analyzers.slow import explain_steps
+from latencylab.analyzers.step_clock import LEG
 from latencylab.analyzers.steps import find_steps
 from latencylab.analyzers.syncs import calibrated_syncs
 from latencylab.analyzers.timeline import build_timelines
@@ -279,6 +280,7 @@ def _tracing(view: RankView) -> Tracing:
         shapes=trace.shapes,
         sync_events=recorded if recorded or "explicit" in view.waits.calls.kind else None,
         versions=trace.versions,
+        leg_spans=tuple(sorted({found.group(1) for name in trace.names if (found := LEG.match(name))})),
     )
 
 

@@ -56,7 +56,7 @@ _GROUPS = {
     "fault": "faults",
 }
 _DRIVER = "cuda_driver_version"
-KIND, LEGS = "kind of step", "legs"
+KIND, LEGS, LEG_SPANS = "kind of step", "legs", "leg spans"
 
 Fields = dict[str, str]
 
@@ -117,10 +117,12 @@ def conflicts(base: Fields, head: Fields) -> tuple[Mismatch, ...]:
 
 
 def _is_launch(field: str, base: Fields, head: Fields) -> bool:
-    """Whether one side alone lacks legs, in steps of one kind by the same arguments: it launches them kernel
-    by kernel, not as graphs, which is a change.
+    """Whether the legs differ only as one side launches some kernel by kernel: the same work, as its spans
+    show, so a change.
     """
-    if field != LEGS or KIND not in base or base[KIND] != head.get(KIND) or ";" in base[LEGS] + head[LEGS]:
+    if field != LEGS or LEG_SPANS not in base or ";" in base[LEGS] + head[LEGS]:
+        return False
+    if any(base.get(same) != head.get(same) for same in (KIND, LEG_SPANS)):
         return False
     fewer, more = sorted((side[LEGS].split(", ") for side in (base, head)), key=len)
     rest = iter(more)
@@ -192,6 +194,7 @@ def conditions(analysis: Analysis) -> Fields:
         "ranks": ", ".join(str(rank.rank) for rank in analysis.ranks),
         KIND: _of_ranks(analysis, lambda place: analysis.ranks[place].main.kind or ""),
         LEGS: _of_ranks(analysis, lambda place: _legs(analysis, place)),
+        LEG_SPANS: ", ".join(sorted({leg for rank in analysis.ranks for leg in rank.tracing.leg_spans})),
         **{key: _model(arguments.get(key)) for key in MODEL_ARGS},
         **{key: _text(arguments.get(key)) for key in SHAPE_ARGS},
         **{f"workload.{key}": value for key, value in _flat(_workload(manifest))},

@@ -69,7 +69,7 @@ def _headline(analysis: Analysis, rank: RankFindings | None, console: Console) -
         return
     where = f"rank {rank.rank}"
     if len(analysis.ranks) > 1:
-        where += f" of {len(analysis.ranks)} in front"
+        where += f" in front (of {len(analysis.ranks)})"
     steps = rank.main.steps
     found = f"{steps.steady} of {fmt.count(steps.found, 'step')} steady" if steps.found else "no steps found"
     parts = [where, f"{rank.device_name or 'GPU'} {rank.device}", rank.main.kind or "", found]

@@ -218,13 +218,15 @@ class KindFindings:
 class Tracing:
     """Which of the profiler's costly records were on, and the software `versions` that the trace names.
 
-    `sync_events` is None where nothing would show whether they were on.
+    `sync_events` is None where nothing would show whether they were on. `leg_spans` are the legs of which the
+    runtime's plugin put spans in the trace, be they launched as graphs or not.
     """
 
     stacks: bool = False
     shapes: bool = False
     sync_events: bool | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    leg_spans: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

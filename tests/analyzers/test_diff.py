@@ -380,25 +380,30 @@ def test_other_kinds_are_refused_unless_forced() -> None:
 
 
 def test_a_leg_launched_kernel_by_kernel_is_a_change() -> None:
-    """The same work without its graph; legs of other names are other work."""
+    """The same work without its graph, as spans show; without spans it may be left out, which is another."""
     loops = [
         synth.decode_loop(
             ["nextn"] * STEPS, synth.Shape(legs=tuple(synth.Leg(name, nodes=3) for name in names))
         )
-        for names in (("draft", "verify", "extend"), ("draft", "verify"), ("draft", "extend"))
+        for names in (("draft", "verify", "extend"), ("draft", "verify"))
     ]
-    whole, eager, other = map(opened, loops)
+    traces = [synth.to_trace(synth.find(loop).run) for loop in loops]
+    spans = ("ll.draft", "ll.extend", "ll.verify")
+    whole, eager = (
+        examine(Capture("run", None, None, (replace(trace, names=(*trace.names, *spans)),)))
+        for trace in traces
+    )
     for found in (compare(whole, eager), compare(eager, whole)):
         assert found.mismatches == ()
         assert [one.field for one in found.changes] == ["legs"]
-    with pytest.raises(InputError, match="legs: draft, verify against draft, extend"):
-        compare(eager, other)
+    with pytest.raises(InputError, match="legs: draft, verify, extend against draft, verify"):
+        compare(opened(loops[0]), opened(loops[1]))
+    fewer = replace(traces[1], names=(*traces[1].names, "ll.draft", "ll.verify"))
+    with pytest.raises(InputError, match="leg spans: draft, extend, verify against draft, verify"):
+        compare(whole, examine(Capture("run", None, None, (fewer,))))
     for legs in ("verify, draft", "draft, draft", "rank 0: draft, verify; rank 1: draft"):
-        sides = (
-            {"kind of step": "NEXTN", "legs": "draft, verify, extend"},
-            {"kind of step": "NEXTN", "legs": legs},
-        )
-        assert [one.field for one in conflicts(*sides)] == ["legs"]
+        side = {"kind of step": "NEXTN", "legs": "draft, verify, extend", "leg spans": "draft"}
+        assert [one.field for one in conflicts(side, {**side, "legs": legs})] == ["legs"]
 
 
 # ranks

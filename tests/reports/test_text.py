@@ -77,9 +77,9 @@ def test_other_ranks_have_one_line_each(four_ranks: Analysis) -> None:
     text = rendered(four_ranks, 100)
     lines = [line for line in text.splitlines() if line.startswith("  rank ")]
     assert len(lines) == 3
-    assert "rank 0 of 4 in front" in text
+    assert "rank 0 in front (of 4)" in text
     swapped = replace(four_ranks, ranks=four_ranks.ranks[::-1])
-    assert "rank 3 of 4 in front" in rendered(swapped, 100)
+    assert "rank 3 in front (of 4)" in rendered(swapped, 100)
 
 
 def test_why_a_step_was_slow_is_in_words(analysis: Analysis) -> None:
