@@ -41,6 +41,7 @@ from latencylab.runtime.client import HttpTarget
 from latencylab.runtime.clock_files import ServerClocks
 from latencylab.runtime.ledger import Ledger
 from latencylab.runtime.provenance import read_states
+from latencylab.runtime.server import birth, process_stat
 
 REFERENCE = "on"
 PORTS_APART = 50
@@ -103,7 +104,7 @@ class Server:
 
     def note(self, *, kept: bool) -> None:
         """Tell the next run of it; one that is not kept, as after a run that was killed, is stopped then."""
-        told = {"port": self.port, "pid": self.pid, "born": _born(self.pid), "kept": kept}
+        told = {"port": self.port, "pid": self.pid, "born": birth(self.pid), "kept": kept}
         (self.folder / "server.json").write_text(json.dumps(told))
 
     def await_health(self, until: float, started: float) -> None:
@@ -146,21 +147,8 @@ class Server:
 def _ended(pid: int) -> bool:
     with suppress(ChildProcessError):  # one that an earlier run started is no child of ours
         os.waitpid(pid, os.WNOHANG)
-    fields = _stat(pid)
+    fields = process_stat(pid)
     return fields is None or fields[0] == "Z"
-
-
-def _born(pid: int) -> str | None:
-    fields = _stat(pid)
-    return fields[19] if fields is not None else None
-
-
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on, as the name before may hold anything."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
 
 
 def _last_line(log: Path) -> str:
@@ -174,7 +162,7 @@ def adopt(servers: Sequence[Server], folder: Path, first_port: int) -> list[Serv
     wanted = {server.name: server for server in servers}
     for path in folder.glob("*/server.json"):
         told = json.loads(path.read_text())
-        if _born(told["pid"]) not in (None, told["born"]):  # the number belongs to another process by now
+        if birth(told["pid"]) not in (None, told["born"]):  # the number belongs to another process by now
             path.unlink()
             continue
         kept = wanted.get(path.parent.name) or Server(path.parent.name, "", (), path.parent)

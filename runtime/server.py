@@ -147,7 +147,7 @@ def stop(
         with deferred_signals():
             family |= _family(process.pid)
             for pid, born in family.items():
-                if _birth(pid) == born:  # else the number belongs to another process by now
+                if birth(pid) == born:  # else the number belongs to another process by now
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
             process.wait()
@@ -166,7 +166,7 @@ def _family(leader: int) -> dict[int, str]:
     found: set[int] = {leader}
     births: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
-        fields = _stat(int(entry.name)) if entry.name.isdecimal() else None
+        fields = process_stat(int(entry.name)) if entry.name.isdecimal() else None
         if fields is not None:
             pid = int(entry.name)
             parents[pid], births[pid] = int(fields[1]), fields[19]
@@ -180,12 +180,13 @@ def _family(leader: int) -> dict[int, str]:
     return {pid: births[pid] for pid in found if pid in births}
 
 
-def _birth(pid: int) -> str | None:
-    fields = _stat(pid)
+def birth(pid: int) -> str | None:
+    """When a process was born, in ticks since the machine was: with its number it names it for good."""
+    fields = process_stat(pid)
     return fields[19] if fields is not None else None
 
 
-def _stat(pid: int) -> list[str] | None:
+def process_stat(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the state on (the third), as the name before may hold anything."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

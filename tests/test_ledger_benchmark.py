@@ -220,7 +220,7 @@ def test_servers_that_are_none(monkeypatch, capsys, tmp_path, servers, said):
 def bystander():
     """A process in a group of its own, and when it was born."""
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    yield process, ledger._born(process.pid)
+    yield process, ledger.birth(process.pid)
     process.kill()
     process.wait()
 
