@@ -9,7 +9,6 @@ import platform
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,26 +18,16 @@ import pytest
 from fake_server import Behaviour, environment, install_fake_sglang, kineto, serving
 from latencylab.cli import run
 from latencylab.model.integrity import InputError
-from latencylab.runtime import trace_files
 from latencylab.runtime.bench import Workload
 from latencylab.runtime.capture import (
     Plan,
     check_capture,
-    is_complete,
     record,
-    record_profiled,
-    record_unprofiled,
 )
-from latencylab.runtime.client import EngineTarget, HttpTarget, TargetError
-from latencylab.runtime.clock_files import ServerClocks
+from latencylab.runtime.client import EngineTarget, HttpTarget
 from latencylab.runtime.provenance import (
-    code_commit,
-    merged_faults,
     read_states,
-    without_secrets,
-    world_size,
 )
-from latencylab.runtime.trace_files import is_whole, rank_of, wait_for_traces
 from latencylab.traces import open_capture
 
 OPTIONS = (
@@ -379,120 +368,6 @@ def test_what_stops_us_after_the_capture_is_complete(monkeypatch, out):
     assert len(open_capture(out, cache=False).unprofiled.requests) == 3
 
 
-# In two parts, with other faults
-
-
-def test_the_unprofiled_parts_of_several_captures_come_first(tmp_path):
-    """Each keeps what its clock held and said before the first profiler was on."""
-    home, plan = tmp_path / "ll", Plan(Workload(6, 101, 2, 1), steps=10)
-    folders = [tmp_path / name for name in ("one", "two")]
-    with serving(folder=home, ranks=2) as fake:
-        target, clocks = HttpTarget(fake.url), ServerClocks.of(home)
-        before = []
-        for folder, faults in zip(folders, ("", "item"), strict=True):
-            clocks.switch_faults(faults)
-            before.append(record_unprofiled(folder, target, plan.workload, clocks))
-            assert {path.parts[-2] for path in folder.rglob("*.*")} == {"unprofiled"}
-            assert not is_complete(folder)
-        for folder, first in zip(folders, before, strict=True):
-            clocks.switch_faults("")
-            findings = record_profiled(folder, target, plan, first, ranks=2, about={"commit": "abc"})
-            assert (findings, check_capture(folder)) == ([], [])
-            assert is_complete(folder)
-        assert clocks.account(0)["stopped_by"] == "a profiler"
-    paths = [path for path, _ in fake.asked]
-    assert paths.index("/start_profile") > [i for i, path in enumerate(paths) if path == "/generate"][5]
-    spans = []
-    for folder, first in zip(folders, before, strict=True):
-        capture = open_capture(folder, cache=False)
-        assert [len(clock) for clock in capture.unprofiled.clocks.values()] == [2 * 51, 2 * 51]
-        assert [len(trace.gpu) for trace in capture.traces] == [10, 10]
-        manifest = _manifest(folder)
-        assert manifest["clocks"] == first.accounts
-        assert {account["stopped_by"] for account in first.accounts.values()} == {None}
-        assert manifest["workload"]["profiled_steps"] == 10
-        assert len(manifest["workload"]["server_accept_length"]) == 2
-        assert manifest["workload"]["server_cap_length"] == [None, None]
-        starts = capture.unprofiled.clocks[0].start_ns
-        spans.append((starts.min(), starts.max()))
-    assert spans[0][1] < spans[1][0]  # nothing of the other's requests
-
-
-def test_what_was_wrong_before_the_profiler_is_told_with_the_rest(tmp_path):
-    home, plan = tmp_path / "ll", Plan(Workload(6, 101, 1, 0), steps=10, traces_s=1)
-    with serving(folder=home, ranks=2, strangers=5, missing=(1,)) as fake:
-        target = HttpTarget(fake.url)
-        before = record_unprofiled(tmp_path / "c", target, plan.workload, ServerClocks.of(home))
-        findings = record_profiled(tmp_path / "c", target, plan, before, ranks=2, about={})
-    assert [finding.text.partition(" within")[0] for finding in findings] == [
-        "rank 0 ran 5 requests while 1 were measured",
-        "rank 1 ran 5 requests while 1 were measured",
-        "rank 1 wrote no trace",
-    ]
-    assert [finding.text for finding in before.findings] == [finding.text for finding in findings[:2]]
-
-
-def test_two_parts_without_a_clock(tmp_path):
-    plan = Plan(Workload(6, 101, 1, 0), steps=10)
-    with serving() as fake:
-        before = record_unprofiled(tmp_path, HttpTarget(fake.url), plan.workload, None)
-        assert (before.accounts, before.findings) == (None, ())
-        assert record_profiled(tmp_path, HttpTarget(fake.url), plan, before, ranks=1, about={}) == []
-    assert "clocks" not in _manifest(tmp_path)
-
-
-def test_a_request_that_fails_leaves_no_part(tmp_path):
-    with serving(folder=tmp_path / "ll", fail_request=1, fail_how="close", fail_after=3) as fake:
-        clocks = ServerClocks.of(tmp_path / "ll")
-        with pytest.raises(TargetError, match=r"request 1: .*; no capture was taken"):
-            record_unprofiled(tmp_path / "c", HttpTarget(fake.url), Workload(6, 101, 2, 0), clocks)
-    assert not (tmp_path / "c").exists()
-
-
-def test_faults_are_switched_on_every_rank(tmp_path):
-    with serving(folder=tmp_path, ranks=2):
-        clocks = ServerClocks.of(tmp_path)
-        clocks.switch_faults("item;sleep:us=5,rank=1")
-        sleep = {"us": 5, "rank": 1, "busy": 1}
-        assert [state["faults"] for state in read_states(tmp_path).values()] == [
-            {"item": {"active": True}, "sleep": {**sleep, "active": False}},
-            {"item": {"active": True}, "sleep": {**sleep, "active": True}},
-        ]
-        clocks.switch_faults("")
-        assert [state["faults"] for state in read_states(tmp_path).values()] == [{}, {}]
-
-
-@pytest.mark.parametrize(
-    ("has", "wanted", "said"),
-    [
-        ({}, "item", "rank 0 does not say that it has the faults item"),
-        ({"item": {"active": True}}, "", "rank 0 does not say that it has the faults none"),
-        ({"item": {}, "gc": {"every": 5}}, "item", "rank 0 does not say that it has the faults item"),
-        ({"gc": {"every": 5}}, "gc:every=6", "rank 0 does not say that it has the faults gc:every=6"),
-    ],
-)
-def test_a_server_that_does_not_say_it_has_the_faults(tmp_path, has, wanted, said):
-    with serving(folder=tmp_path, faults=has, faults_stay=True), pytest.raises(InputError, match=f"^{said}$"):
-        ServerClocks.of(tmp_path).switch_faults(wanted)
-
-
-def test_a_rank_that_does_not_obey(monkeypatch, tmp_path):
-    monkeypatch.setattr("latencylab.runtime.clock_files.OBEY_S", 0.5)
-    with serving(folder=tmp_path):
-        (tmp_path / "plugin-rank1.json").write_text('{"world_size": 2}')
-        clocks = ServerClocks.of(tmp_path)
-        assert clocks.ranks == (0, 1)
-        with pytest.raises(InputError, match=r"^rank 1 did not switch its faults within 0\.5 s$"):
-            clocks.switch_faults("item")
-
-
-def test_no_command_is_given_for_an_unknown_fault(tmp_path):
-    with serving(folder=tmp_path):
-        with pytest.raises(InputError, match="fault 'nonsense': not known"):
-            ServerClocks.of(tmp_path).switch_faults("item;nonsense")
-        assert not (tmp_path / "control.json").exists()
-
-
 class FakeEngine:
     """As much of `sglang.Engine` as a capture asks for; its trace is there at once."""
 
@@ -684,131 +559,3 @@ def test_interrupted_beside_a_server_that_stays(temporary, out, after):
         time.sleep(1)  # nothing is written later either
         assert HttpTarget(fake.url).is_healthy()
     assert ("/stop_profile" in [path for path, _ in fake.asked]) == (after == "/start_profile")
-
-
-# Trace files
-
-
-def _trace(rank: int = 0, ranks: int = 2, *, header: bool = True) -> bytes:
-    content = kineto([(1_000_000 * i, 1_000_000 * i + 900_000) for i in range(1, 9)], rank, ranks)
-    if not header:
-        del content["distributedInfo"]
-    return gzip.compress(json.dumps(content).encode())
-
-
-def test_whole_is_told_by_the_end_of_the_stream(tmp_path):
-    data = _trace()
-    path = tmp_path / "a.trace.json.gz"
-    for size in (0, 1, 9, len(data) // 2, len(data) - 9, len(data) - 1):
-        path.write_bytes(data[:size])
-        assert not is_whole(path)
-    path.write_bytes(data)
-    assert is_whole(path)
-    path.write_bytes(data[:20] + b"garbage" + data[27:])
-    assert not is_whole(path)
-    path.write_bytes(gzip.compress(b" " * (9 << 20) + b"}"))  # inflates a thousandfold
-    assert is_whole(path)
-    plain = tmp_path / "b.trace.json"
-    plain.write_bytes(gzip.decompress(data))
-    assert is_whole(plain)
-    plain.write_bytes(gzip.decompress(data)[:-5])
-    assert not is_whole(plain)
-
-
-def test_rank_by_header_before_name(tmp_path):
-    path = tmp_path / "17.5-TP-3-DP-0.trace.json.gz"
-    path.write_bytes(_trace(rank=1))
-    assert rank_of(path) == 1
-    path.write_bytes(_trace(header=False))
-    assert rank_of(path) == 3
-    path.write_bytes(_trace(header=False)[:40])
-    assert rank_of(path) == 3
-    other = tmp_path / "x.trace.json"
-    other.write_text("nonsense")
-    assert rank_of(other) is None
-
-
-def test_two_files_of_one_rank(tmp_path):
-    for name in ("1-TP-0.trace.json.gz", "2-TP-0.trace.json.gz"):
-        (tmp_path / name).write_bytes(_trace(header=False))
-    (tmp_path / "merged-1.trace.json.gz").write_bytes(_trace())
-    found = wait_for_traces(tmp_path, 2, 5, lambda: None)
-    assert {rank: path.name for rank, path in found.files.items()} == {
-        0: "1-TP-0.trace.json.gz",
-        1: "2-TP-0.trace.json.gz",
-    }
-
-
-def test_waits_for_files_that_come_late_and_in_pieces(tmp_path):
-    data = _trace()
-
-    def write() -> None:
-        for rank in (1, 0):
-            time.sleep(0.5)
-            with (tmp_path / f"1-TP-{rank}.trace.json.gz").open("wb") as file:
-                for at in range(0, len(data), 100):
-                    file.write(_trace(rank)[at : at + 100])
-                    file.flush()
-                    time.sleep(0.1)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    found = wait_for_traces(tmp_path, 2, 30, lambda: None)
-    writer.join(timeout=0.2)
-    assert not writer.is_alive()
-    assert (sorted(found.files), found.cut) == ([0, 1], ())
-
-
-def test_unknown_number_of_ranks_ends_with_quiet(tmp_path, monkeypatch):
-    monkeypatch.setattr(trace_files, "QUIET_S", 0.5)
-    (tmp_path / "1-TP-0.trace.json.gz").write_bytes(_trace())
-    start = time.monotonic()
-    assert sorted(wait_for_traces(tmp_path, None, 30, lambda: None).files) == [0]
-    assert 0.5 <= time.monotonic() - start < 5
-
-
-# What a manifest says
-
-
-def test_commit_of_a_checkout(tmp_path):
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x", *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    program = tmp_path / "program.py"
-    program.write_text("1")
-    assert code_commit(None, program) == {"commit": None}
-    git("init", "-q")
-    git("commit", "-q", "--allow-empty", "-m", "x")
-    assert code_commit(None, program) == {"commit": None}  # not tracked: it only lies there
-    git("add", "program.py")
-    git("commit", "-q", "-m", "y")
-    head = git("rev-parse", "HEAD")
-    assert code_commit(None, program) == {"commit": head, "commit_of": "program.py", "dirty": False}
-    program.write_text("2")
-    assert code_commit(None, tmp_path) == {"commit": head, "commit_of": "working folder", "dirty": True}
-
-
-def test_secrets_stay_out():
-    given = {"api_key": 1, "admin_api_key": 1, "HF_TOKEN": 1, "ssl_keyfile_password": 1, "tokenizer_path": 2}
-    assert without_secrets(given) == {"tokenizer_path": 2}
-    given = {"watermark_key": 1, "watermark_key_b": 1, "SGLANG_X_TOKEN": 1, "speculative_token_map": 2}
-    assert without_secrets(given) == {"speculative_token_map": 2}
-
-
-def test_world_size():
-    assert world_size({"tp_size": 4, "pp_size": 2}, {}) == 8
-    assert world_size({"tp_size": 4}, {0: {"world_size": 2}}) == 2
-    assert world_size({}, {}) is None
-    assert world_size({"tp_size": "x"}, {}) is None
-
-
-def test_faults_of_all_ranks():
-    states = {
-        0: {"faults": {"sleep": {"us": 5, "active": False}, "gc": {"every": 2, "active": True}}},
-        1: {"faults": {"sleep": {"us": 5, "active": True}}},
-    }
-    assert merged_faults(states) == {
-        "sleep": {"us": 5, "ranks": [1]},
-        "gc": {"every": 2, "ranks": [0]},
-    }
