@@ -11,6 +11,7 @@ since a process stays slower once a profiler was on in it; each becomes the capt
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,8 @@ from latencylab.runtime.client import HttpTarget
 from latencylab.runtime.clock_files import ServerClocks
 from latencylab.runtime.faults import parse_faults
 from latencylab.runtime.provenance import describe_machine, describe_server, read_states
+
+NAME = re.compile(r"\w[\w.-]*")
 
 
 def record(
@@ -67,6 +70,8 @@ def read_cases(folder: Path, texts: Sequence[str]) -> dict[str, str]:
     cases: dict[str, str] = {}
     for text in texts:
         name, _, faults = text.partition("=")
+        if not NAME.fullmatch(name):
+            raise InputError(f"case {name!r}: a name has letters, digits, '.', '_' and '-' alone")
         parse_faults(faults)
         if name in cases:
             raise InputError(f"case {name}: given twice")

@@ -19,6 +19,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import socket
@@ -43,8 +44,9 @@ from latencylab.runtime.ledger import Ledger
 from latencylab.runtime.provenance import read_states
 from latencylab.runtime.server import birth, process_stat
 
-REFERENCE = "on"
+NAMED = re.compile(r"(\w[\w.-]*)@(\d+(?:,\d+)*)")
 PORTS_APART = 50
+LAST_PORT = 65000
 END_S = 3.0
 LATENCYLAB = (sys.executable, "-m", "latencylab")
 
@@ -67,10 +69,10 @@ class Server:
     @classmethod
     def parse(cls, text: str, folder: Path) -> Server:
         """Read `NAME@GPUS OPTIONS`. Raises InputError."""
-        first, *options = shlex.split(text)
-        name, _, gpus = first.partition("@")
-        if not name or not gpus:
+        first, *options = _split(text) or [""]
+        if (found := NAMED.fullmatch(first)) is None:
             raise InputError(f"{text!r}: a server is NAME@GPUS and options")
+        name, gpus = found.groups()
         return cls(name, gpus, tuple(options), folder / name)
 
     @property
@@ -144,6 +146,14 @@ class Server:
         (self.folder / "server.json").unlink(missing_ok=True)
 
 
+def _split(text: str) -> list[str]:
+    """The words of a shell line. Raises InputError."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"{text!r}: {str(error).lower()}") from None
+
+
 def _ended(pid: int) -> bool:
     with suppress(ChildProcessError):  # one that an earlier run started is no child of ours
         os.waitpid(pid, os.WNOHANG)
@@ -175,7 +185,9 @@ def adopt(servers: Sequence[Server], folder: Path, first_port: int) -> list[Serv
             kept.end()
             kept.port = kept.pid = 0
     taken = {server.port for server in servers}
-    free = (port for port in range(first_port, 65000, PORTS_APART) if port not in taken and _is_free(port))
+    free = (
+        port for port in range(first_port, LAST_PORT, PORTS_APART) if port not in taken and _is_free(port)
+    )
     new = [server for server in servers if not server.pid]
     for server in new:
         server.port = next(free)
@@ -296,7 +308,7 @@ def traced(folder: Path) -> dict[str, Any]:
 def start(servers: Sequence[Server], given: argparse.Namespace, started: float) -> None:
     """Start them all at once, and wait until each serves or has failed."""
     for server in servers:
-        server.start(shlex.split(given.common), shlex.split(given.sglang))
+        server.start(_split(given.common), _split(given.sglang))
     until = started + given.start_timeout
     with ThreadPoolExecutor(max(1, len(servers))) as pool:  # to ask one that is not ready can take its time
         list(pool.map(lambda server: server.await_health(until, started), servers))
@@ -310,6 +322,12 @@ def run(given: argparse.Namespace) -> int:
     servers = [Server.parse(text, folder) for text in given.server]
     if twice := [name for name, count in Counter(each.name for each in servers).items() if count > 1]:
         raise InputError(f"{twice[0]}: two servers have this name")
+    if strange := sorted(set(given.keep) - {each.name for each in servers}):
+        raise InputError(f"--keep {strange[0]}: no server has this name")
+    if not 1 <= given.first_port <= LAST_PORT - PORTS_APART * len(servers):
+        raise InputError(f"--first-port {given.first_port}: leaves no room for ports up to {LAST_PORT}")
+    for text in (given.common, given.sglang, given.capture):
+        _split(text)  # before anything is started
     started = time.monotonic()
     try:
         start(adopt(servers, folder, given.first_port), given, started)
@@ -320,7 +338,7 @@ def run(given: argparse.Namespace) -> int:
             refresh([server for server in live if server.failed is None])
             _say(f"measured after {time.monotonic() - started:.0f} s")
             traceable = [server for server in live if server.name not in given.keep and server.failed is None]
-            capture_all(traceable, live, shlex.split(given.capture))
+            capture_all(traceable, live, _split(given.capture))
             _say(f"captured after {time.monotonic() - started:.0f} s")
     finally:
         ready = [server for server in servers if server.start_s is not None and server.failed is None]
@@ -330,7 +348,8 @@ def run(given: argparse.Namespace) -> int:
         with ThreadPoolExecutor(len(servers)) as pool:
             list(pool.map(Server.end, (each for each in servers if each.pid and each not in kept)))
     found = [result(server) for server in servers]
-    number = 1 + len(list(folder.glob("run-*.json")))
+    numbers = [int(path.stem[4:]) for path in folder.glob("run-*.json") if path.stem[4:].isdecimal()]
+    number = 1 + max(numbers, default=0)
     (folder / f"run-{number}.json").write_text(json.dumps(found) + "\n")
     _say(f"ended after {time.monotonic() - started:.0f} s")
     return 3 if any(each["failed"] for each in found) else 0

@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from latencylab.model.integrity import InputError
 from latencylab.stats import student_quantile
 
 REFERENCE = "on"
@@ -60,7 +61,8 @@ def reach(values: Sequence[float], apart: float, freedom: int) -> float:
 
 def proven(held: dict[str, Any]) -> str:
     """Whether the server said that the optimisations it was told to switch are in that position."""
-    words, told = held["options"], held.get("ledger") or {}
+    words = [part for word in held["options"] for part in word.split("=", 1)]  # --without=pdl is one word
+    told = held.get("ledger") or {}
     off = {name for word, name in pairwise(words) if word == "--without"}
     on = {name for word, name in pairwise(words) if word == "--with"}
     off |= told.keys() - on if "all" in off else set()
@@ -78,7 +80,7 @@ class Busy:
         self._means: dict[str, list[float]] = {}
         self._own: dict[str, float] = {}
         for held in (held for run in runs for held in run if _is_reference(held["name"])):
-            if len(held.get("busy_us", ())) < 2:
+            if len(held.get("busy_us") or ()) < 2:
                 continue
             self._means.setdefault(held["gpus"], []).append(statistics.fmean(held["busy_us"]))
             self._own[held["gpus"]] = reach(held["busy_us"], 0.0, 0)
@@ -89,7 +91,7 @@ class Busy:
 
     def against(self, held: dict[str, Any]) -> Against | None:
         """How a server differs from the reference on its GPU; None where there is none."""
-        means, steps = self._means.get(held["gpus"]), held.get("busy_us", ())
+        means, steps = self._means.get(held["gpus"]), held.get("busy_us") or ()
         if not means or len(steps) < 2:
             return None
         apart = self._spread * math.sqrt(1 + 1 / len(means))
@@ -135,29 +137,53 @@ def _with_reference(
                 yield held, reference
 
 
-def table(folders: Sequence[Path]) -> int:
-    """Print the table of all runs in the folders; 3 where there are none."""
+def left_out(runs: Sequence[Sequence[dict[str, Any]]]) -> Iterator[str]:
+    """The servers that are in no row, and why."""
+    shown = [held for held, _ in _with_reference(runs)]
+    for number, run in enumerate(runs, 1):
+        for held in run:
+            if held["failed"]:
+                yield f"{held['name']} failed: {held['failed']}"
+            elif not any(held is each for each in shown):
+                yield f"{held['name']} of run {number} has no two rounds with {REFERENCE} in them"
+
+
+def read_runs(folders: Sequence[Path]) -> list[list[dict[str, Any]]]:
+    """All runs of the folders. Raises InputError where there are none, or one is no file of `ledger.py`."""
     paths = [path for folder in folders for path in sorted(folder.glob("run-*.json"))]
     if not paths:
-        sys.stderr.write(
-            f"ledger_table: error: no run-*.json in {', '.join(map(str, folders)) or 'no folder'}\n"
-        )
+        raise InputError(f"no run-*.json in {', '.join(map(str, folders)) or 'no folder'}")
+    runs = []
+    for path in paths:
+        try:
+            run = json.loads(path.read_text(), parse_constant=lambda _: None)
+            for held in run:
+                _ = held["name"] + held["gpus"], held["failed"], *held["options"]
+                _ = [
+                    value + 0.0
+                    for value in (*held["step_ms"], *(held.get("busy_us") or ()))
+                    if value is not None
+                ]
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            raise InputError(f"{path}: no run of ledger.py") from None
+        runs.append(run)
+    return runs
+
+
+def table(folders: Sequence[Path]) -> int:
+    """Print the table of all runs in the folders, and what is not in it; 3 where they cannot be read."""
+    try:
+        runs = read_runs(folders)
+    except InputError as error:
+        sys.stderr.write(f"ledger_table: error: {error}\n")
         return 3
-    runs = [json.loads(path.read_text()) for path in paths]
-    head = (
-        "",
-        "ms/step",
-        "fastest",
-        f"against {REFERENCE}, µs",
-        "GPU busy, µs",
-        f"against {REFERENCE}, µs",
-        "proven",
-    )
+    against = f"against {REFERENCE}, µs"
+    head = ("", "ms/step", "fastest", against, "GPU busy, µs", against, "proven")
     lines = [head, ("---", "---:", "---:", "---:", "---:", "---:", "---"), *rows(runs)]
     for line in lines:
         sys.stdout.write(f"| {' | '.join(line)} |\n")
-    for held in (held for run in runs for held in run if held["failed"]):
-        sys.stdout.write(f"\n{held['name']} failed: {held['failed']}\n")
+    for line in left_out(runs):
+        sys.stdout.write(f"\n{line}\n")
     return 0
 
 

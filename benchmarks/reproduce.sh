@@ -11,24 +11,38 @@
 # ranks-off   NEXTN on several ranks: on, off, without PDL, with all-reduce fusion
 #
 # GPUS names the GPUs (0,1 by default). Parts with one rank use the first two, with two servers on each. WORK is
-# made; what a part finds goes to WORK/PART, its table or answers to WORK/PART.txt.
-set -u
-work=$(mkdir -p "$1" && cd "$1" && pwd)
+# made; what a part finds goes to WORK/PART, its table or answers to WORK/PART.txt. Ends with exit code 3 where
+# something failed, or answers differed.
+set -u -o pipefail
+refuse() {
+  echo "reproduce: $1" >&2
+  exit 2
+}
+[ $# -ge 2 ] || refuse "say where to work, and which parts; the first lines of this script name them"
+for part in "${@:2}"; do
+  case $part in
+  one-by-one | few | plain | dspark | ranks | ranks-off) ;;
+  *) refuse "no part is named $part" ;;
+  esac
+done
+gpus=${GPUS:-0,1}
+[[ $gpus =~ ^[0-9]+(,[0-9]+)+$ ]] || refuse "GPUS=$gpus: not two GPUs or more, as in 0,1"
+work=$(mkdir -p -- "$1" && cd -- "$1" && pwd) || refuse "$1: cannot be worked in"
+[[ $work != *[[:space:]]* ]] || refuse "$work: has a space in it"
 shift
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python3}
-gpus=${GPUS:-0,1}
 one=${gpus%%,*}
 two=$(cut -d, -f2 <<<"$gpus")
 ranks=$(tr , '\n' <<<"$gpus" | wc -l)
 room="--max-total-tokens 24000 --mem-fraction-static 0.97" # two servers share a GPU
 cd "$work" || exit 1 # beside the checkout's folders, which are no packages
 
-lab() { "$python" -m latencylab "$@"; }
+lab() { "$python" -m latencylab "$@" || failed=3; }
 measure() { # FOLDER and options of ledger.py
   local folder=$1
   shift
-  "$python" "$here/ledger.py" "$folder" --sglang "$room" "$@"
+  "$python" "$here/ledger.py" "$folder" --sglang "$room" "$@" || failed=3
 }
 told() { # FOLDER SERVER KEY: of a server that was kept
   "$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$1/$2/server.json" "$3"
@@ -108,7 +122,7 @@ dspark() {
   wait
   cat dspark/fit.txt dspark/sps.txt
   mkdir -p dspark/artefacts dspark/steep
-  cp dspark/fit/dspark-sts.* dspark/sps/dspark-sps.* dspark/artefacts/
+  cp dspark/fit/dspark-sts.* dspark/sps/dspark-sps.* dspark/artefacts/ || return
   cp dspark/fit/dspark-sts.* dspark/steep/
   # A made-up table by which each token more costs 6 %: the budget must fall.
   "$python" -c 'import json; print(json.dumps({"sample_batch_tokens": list(range(1, 10)), "sample_steps_per_sec":
@@ -151,9 +165,13 @@ ranks_off() {
   "$python" "$here/ledger_table.py" ranks-off
 }
 
+run() { # PART
+  failed=0
+  "${1//-/_}" || failed=3
+  return $failed
+}
+status=0
 for part in "$@"; do
-  case $part in
-  one-by-one | few | plain | dspark | ranks | ranks-off) "${part//-/_}" 2>&1 | tee "$work/$part.txt" ;;
-  *) echo "reproduce: no part is named $part" >&2 && exit 2 ;;
-  esac
+  run "$part" 2>&1 | tee "$work/$part.txt" || status=3
 done
+exit $status

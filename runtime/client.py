@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
 import re
 import socket
 import time
@@ -30,6 +29,7 @@ _TOKENS = b'"completion_tokens":'
 _ACCEPT = re.compile(rb'"spec_accept_length":\s*([0-9.eE+-]+)')
 _CAP = re.compile(rb'"spec_cap_length":\s*([0-9.eE+-]+)')
 _ABORT = re.compile(rb'"type":\s*"abort"')
+_MOST = 1e6  # tokens a step
 _DATA = b"data:"
 _BLOCK = 1 << 16
 _LONGEST = 4096  # blocks of one event
@@ -369,7 +369,7 @@ def _number(pattern: re.Pattern[bytes], event: bytes) -> float | None:
         given = float(found[1]) if found else None
     except ValueError:
         return None
-    return given if given is not None and math.isfinite(given) else None
+    return given if given is not None and 0 <= given <= _MOST else None  # else it is no count of tokens
 
 
 def _refusal(response: http.client.HTTPResponse) -> str:

@@ -415,6 +415,55 @@ def test_a_folder_without_runs(capsys, tmp_path):
     assert capsys.readouterr().err == f"ledger_table: error: no run-*.json in {tmp_path}\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "no run of ledger.py"),
+        ('["on"]', "no run of ledger.py"),
+        ('[{"name": "on", "gpus": "0", "options": [], "step_ms": [1, 2]}]', "no run of ledger.py"),
+        (
+            '[{"name": "on", "gpus": "0", "options": [], "failed": null, "step_ms": ["x"]}]',
+            "no run of ledger.py",
+        ),
+        (
+            json.dumps([_held("off", 1.0, 2.0)]),
+            "off of run 1 has no two rounds with on in them",
+        ),
+        (json.dumps([_held("on", 1.0)]), "on of run 1 has no two rounds with on in them"),
+        (json.dumps([ON, _held("off", None, None)]), "off of run 1 has no two rounds"),
+        (
+            '[{"name": "on", "gpus": "0", "options": [], "failed": null, "step_ms": [NaN, 1, 2]}]',
+            "| on | 1.500",
+        ),
+        (json.dumps([{**ON, "busy_us": None}, _held("off", 11.0, 12.0)]), "| off | 11.500"),
+    ],
+)
+def test_what_is_in_no_table_is_told(capsys, tmp_path, text, said):
+    (tmp_path / "run-1.json").write_text(text)
+    code = ledger_table.table([tmp_path])
+    out, err = capsys.readouterr()
+    assert said in (err if code else out)
+    assert code == (3 if "no run of" in said else 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--server", "../esc@0"], "a server is NAME@GPUS"),
+        (["--server", "on@0 'x"], "no closing quotation"),
+        (["--server", "on@0", "--keep", "off"], "--keep off: no server has this name"),
+        (["--server", "on@0", "--first-port", "70000"], "leaves no room for ports"),
+        (["--server", "on@0", "--common", "'"], "no closing quotation"),
+    ],
+)
+def test_arguments_are_refused_before_anything_starts(monkeypatch, capsys, tmp_path, options, said):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["ledger.py", str(tmp_path / "new"), *options])
+    assert ledger.main() == 3
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def _print_table(*folders: Path) -> None:
     assert ledger_table.table(folders) == 0
 
@@ -498,7 +547,7 @@ def test_cases_that_cannot_be_recorded_are_refused_before_anything_is(
     ("part", "code", "said"),
     [
         ("nonsense", 2, "no part is named nonsense"),
-        ("few", 0, "defaults failed: ended: ValueError: no such model"),
+        ("few", 3, "defaults failed: ended: ValueError: no such model"),
     ],
 )
 def test_the_script_that_reproduces(tmp_path, part, code, said):
@@ -513,3 +562,9 @@ def test_the_script_that_reproduces(tmp_path, part, code, said):
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
     assert done.stdout.count("failed: ended: ValueError: no such model") == (4 if part == "few" else 0)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../out", "-x", "."])
+def test_a_case_is_named_so_that_its_capture_stays_in_the_folder(tmp_path, name):
+    with pytest.raises(faults.InputError, match="a name has letters"):
+        faults.read_cases(tmp_path, [f"{name}=item"])
