@@ -100,12 +100,17 @@ plain() {
   lab runtime check --url "$(url plain off)" --against plain/on.json
   lab runtime check --url "$(url plain lively)" $check --twice --record plain/lively.json --force
   lab runtime check --url "$(url plain lively-off)" --against plain/lively.json
-  local pair name
-  for pair in "bf16-router bf16-lm-head" "pdl fused-swiglu" "router-matvec tuned-moe"; do
-    set -- $pair
-    measure plain --common "--preset plain --shape tp4-rank --lively-weights" --rounds 2 --keep "$1" --keep "$2" \
-      --server "$1@$one --without $1" --server "$2@$two --without $2"
-    for name in $pair; do
+  local fours=("bf16-router bf16-lm-head pdl fused-swiglu" "router-matvec tuned-moe small-moe-align")
+  local four name
+  [ "$failed" -eq 0 ] && fours=() # which of them changes an answer is asked where one was changed
+  for four in "${fours[@]}"; do
+    local servers=() places=("$one" "$one" "$two" "$two")
+    for name in $four; do
+      servers+=(--keep "$name" --server "$name@${places[0]} --without $name")
+      places=("${places[@]:1}")
+    done
+    measure plain --common "--preset plain --shape tp4-rank --lively-weights" --rounds 2 "${servers[@]}"
+    for name in $four; do
       echo "lively, without $name:"
       lab runtime check --url "$(url plain "$name")" --against plain/lively.json
     done
@@ -146,9 +151,10 @@ ranks() {
     kill -STOP -- "-$(told ranks/$other on pid)"
     "$python" "$here/faults.py" "ranks/$preset/cases" --url "$(url ranks/$preset on)" --steps 60 --requests 4 \
       --server-dir "ranks/$preset/on/state" --case clean= --case kda=kda-cpu-seq-lens \
-      --case "late-host=sleep:us=400,rank=$late" --case "slow-gpu=gpu-work:us=400,rank=$slow"
+      --case "kda-one=kda-cpu-seq-lens:rank=$late" --case "late-host=sleep:us=400,rank=$late" \
+      --case "slow-gpu=gpu-work:us=400,rank=$slow"
     kill -CONT -- "-$(told ranks/$other on pid)"
-    for name in clean kda late-host slow-gpu; do
+    for name in clean kda kda-one late-host slow-gpu; do
       echo "== $preset $name"
       lab analyze "ranks/$preset/cases/$name" | head -20
     done
@@ -159,8 +165,8 @@ ranks() {
 
 ranks_off() {
   local common="$nextn --tp $ranks"
-  measure ranks-off --common "$common" --server "on@$gpus" --server "off@$gpus --without all"
-  measure ranks-off --common "$common" --server "on@$gpus" --server "pdl@$gpus --without pdl"
+  measure ranks-off --common "$common" --keep on --server "on@$gpus" --server "off@$gpus --without all"
+  measure ranks-off --common "$common" --keep on --server "on@$gpus" --server "pdl@$gpus --without pdl"
   measure ranks-off --common "$common" --server "on@$gpus" --server "no-fusion@$gpus --without allreduce-fusion"
   "$python" "$here/ledger_table.py" ranks-off
 }

@@ -37,10 +37,20 @@ FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
         Fault(
-            "kda-cpu-seq-lens", "asks for sequence lengths on the host each step, as KDAAttnBackend once did"
+            "kda-cpu-seq-lens",
+            "asks for sequence lengths on the host each step, as KDAAttnBackend once did",
+            {"rank": _RANK},
         ),
-        Fault("item", "reads a device tensor with .item() each step, where its lengths are published"),
-        Fault("gc", "a full garbage collection", {"every": Parameter("steps between two", None, 1)}),
+        Fault(
+            "item",
+            "reads a device tensor with .item() each step, where its lengths are published",
+            {"rank": _RANK},
+        ),
+        Fault(
+            "gc",
+            "a full garbage collection",
+            {"every": Parameter("steps between two", None, 1), "rank": _RANK},
+        ),
         Fault(
             "sleep",
             "delays the host each step",

@@ -497,7 +497,7 @@ def test_a_capture_of_each_case(monkeypatch, capsys, tmp_path):
     wanted = {
         "clean": {},
         "late": {"sleep": {"us": 300, "rank": 1, "busy": 1, "ranks": [1]}},
-        "both": {"item": {"ranks": [0, 1]}, "gc": {"every": 5, "ranks": [0, 1]}},
+        "both": {"item": {"rank": -1, "ranks": [0, 1]}, "gc": {"every": 5, "rank": -1, "ranks": [0, 1]}},
     }
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(wanted)
     for name, injected in wanted.items():

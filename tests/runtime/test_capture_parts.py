@@ -102,8 +102,8 @@ def test_faults_are_switched_on_every_rank(tmp_path):
         clocks.switch_faults("item;sleep:us=5,rank=1")
         sleep = {"us": 5, "rank": 1, "busy": 1}
         assert [state["faults"] for state in read_states(tmp_path).values()] == [
-            {"item": {"active": True}, "sleep": {**sleep, "active": False}},
-            {"item": {"active": True}, "sleep": {**sleep, "active": True}},
+            {"item": {"rank": -1, "active": True}, "sleep": {**sleep, "active": False}},
+            {"item": {"rank": -1, "active": True}, "sleep": {**sleep, "active": True}},
         ]
         clocks.switch_faults("")
         assert [state["faults"] for state in read_states(tmp_path).values()] == [{}, {}]

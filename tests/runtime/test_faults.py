@@ -56,7 +56,7 @@ def test_lengths_are_asked_for_once_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str | None
 ) -> None:
     toy, clock = _run(tmp_path, monkeypatch, algorithm, "kda-cpu-seq-lens")
-    assert _state(tmp_path) == {"kda-cpu-seq-lens": {"active": True}}
+    assert _state(tmp_path) == {"kda-cpu-seq-lens": {"rank": -1, "active": True}}
     wanted = STEPS if algorithm else 0  # without a draft the host knows them
     assert toy.gpu.calls.count("stream.synchronize") == wanted
     assert clock is not None
