@@ -15,6 +15,8 @@ SYNC, API, FRAMEWORK, GC, WAITING, PROFILER, SPAN = range(7)  # SPAN + i: in spa
 FIXED = ("sync", "api", "framework", "gc", "waiting", "profiler")
 
 GC_SPAN = re.compile(r"\bgc\b", re.IGNORECASE)
+GLOO = re.compile(r"^gloo:")
+ISSUED = re.compile(r"^c10d::")
 WAITING_EVENT = re.compile(r"^(?:gloo:|c10d::(?:monitored_)?barrier|(?:(?:scheduler|ll)\.)?idle$)")
 
 
@@ -40,25 +42,55 @@ def owned_overhead(trace: Trace, thread: int) -> Intervals:
     Kineto's overhead rows name no thread. One can be this thread's only if no event of the thread starts or
     ends within it: the thread did nothing else meanwhile.
     """
-    times = [
-        edges
-        for table in (trace.api, trace.ops, trace.spans, trace.frames)
-        for edges in _on_thread(table.thread, thread, table.start, table.end)
-    ]
-    edges = np.sort(np.concatenate(times))
+    edges = _edges(trace, thread)
     start, end = trace.overhead.start, trace.overhead.end
     alone = np.searchsorted(edges, start, side="right") == np.searchsorted(edges, end, side="left")
     return Intervals.union(start[alone], end[alone])
 
 
+def host_collectives(trace: Trace) -> HostEvents:
+    """The host's collectives in order of start: c10d records them as framework ops or as annotations."""
+    is_gloo = trace.matching(GLOO)
+    ops, spans = (table.take(is_gloo[table.name]) for table in (trace.ops, trace.spans))
+    merged = HostEvents(
+        *(
+            np.concatenate([getattr(ops, column), getattr(spans, column)])
+            for column in ("start", "end", "thread", "name")
+        )
+    )
+    return merged.take(np.argsort(merged.start, kind="stable"))
+
+
+def peer_waits(trace: Trace, thread: int) -> Intervals:
+    """When this thread waited for a collective of the hosts that it issued and another thread carries out.
+
+    Gloo has threads of its own, which record the collective; the issuing thread records c10d's op, which
+    returns at once, and waits in silence. A collective belongs to the thread that last began such an op
+    before it, which waits from the last that it recorded before the collective's end.
+    """
+    issued = trace.ops.take(trace.matching(ISSUED)[trace.ops.name])
+    issued = issued.take(np.argsort(issued.start, kind="stable"))
+    carried = host_collectives(trace)
+    carried = carried.take(carried.thread != thread)
+    if not len(issued) or not len(carried):
+        return Intervals.union(carried.start[:0], carried.end[:0])
+    last = np.searchsorted(issued.start, carried.start, side="right") - 1
+    carried = carried.take((last >= 0) & (issued.thread[last] == thread))
+    edges = _edges(trace, thread)
+    silent = edges[np.searchsorted(edges, carried.end, side="right") - 1]
+    start = np.maximum(carried.start, silent)
+    return Intervals.union(start[start < carried.end], carried.end[start < carried.end])
+
+
 def thread_activity(trace: Trace, thread: int, waits: Intervals) -> Activity:
-    """What this thread did, each layer over the one before: spans, framework ops, GC, waiting for a request
-    or a peer, API calls, `waits` (when it was blocked; the rest of a blocking call is API time), the
-    profiler's own work.
+    """What this thread did, each layer over the one before: spans, waiting for a peer in silence, framework
+    ops, GC, waiting for a request or a peer, API calls, `waits` (when it was blocked; the rest of a blocking
+    call is API time), the profiler's own work.
     """
     spans = trace.spans
     time, label, names = innermost(trace, thread)
-    layers: list[tuple[Intervals, int]] = [(_merged(trace.ops, thread), FRAMEWORK)]
+    layers: list[tuple[Intervals, int]] = [(peer_waits(trace, thread), WAITING)]
+    layers.append((_merged(trace.ops, thread), FRAMEWORK))
     layers.append((_merged(spans, thread, trace.matching(GC_SPAN)), GC))
     is_waiting = trace.matching(WAITING_EVENT)
     layers.append((_merged(trace.ops, thread, is_waiting), WAITING))
@@ -137,6 +169,16 @@ class Paths:
         if thread not in self.nests:
             self.nests[thread] = Nest.of(self.events, thread)
         return tuple(self.names[i] for i in self.events.name[self.nests[thread].holding(time)].tolist())
+
+
+def _edges(trace: Trace, thread: int) -> I64:
+    """When the events of this thread start and end, in order."""
+    times = [
+        edges
+        for table in (trace.api, trace.ops, trace.spans, trace.frames)
+        for edges in _on_thread(table.thread, thread, table.start, table.end)
+    ]
+    return np.sort(np.concatenate(times))
 
 
 def _on_thread(threads: np.ndarray, thread: int, *columns: I64) -> list[I64]:

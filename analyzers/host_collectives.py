@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -10,12 +9,12 @@ import numpy as np
 
 from latencylab.analyzers.clocks import Clock
 from latencylab.analyzers.collectives import RankCollectives
+from latencylab.analyzers.host import host_collectives
 from latencylab.analyzers.intervals import holder
 from latencylab.analyzers.pairing import Pairing
 from latencylab.analyzers.view import RankView
-from latencylab.model.trace import I64, HostEvents, Trace
+from latencylab.model.trace import I64
 
-GLOO = re.compile(r"^gloo:")
 RELEASED_NS = 50_000  # a host leaves this long after the peer came that it waited for, at most
 
 
@@ -46,7 +45,7 @@ def find_host_waits(
     """
     events, keys = [], []
     for r, view in enumerate(views):
-        events.append(_host_collectives(view.trace))
+        events.append(host_collectives(view.trace))
         step = view.steps.of_host(events[r].start)
         keys.append(_places(events[r].name, step - _shift(ranks, pairing, r), step >= 0, view.trace.names))
     arrivals: dict[tuple[str, int, int], dict[int, int]] = defaultdict(dict)
@@ -64,19 +63,6 @@ def find_host_waits(
             awaited.append(later[max(later)] if later else -1)
         waits.append(HostWaits(its.start, its.end, its.name.astype(np.int64), np.array(awaited, np.int64)))
     return tuple(waits)
-
-
-def _host_collectives(trace: Trace) -> HostEvents:
-    """The host's collectives in order of start: c10d records them as framework ops or as annotations."""
-    is_gloo = trace.matching(GLOO)
-    ops, spans = (table.take(is_gloo[table.name]) for table in (trace.ops, trace.spans))
-    merged = HostEvents(
-        *(
-            np.concatenate([getattr(ops, column), getattr(spans, column)])
-            for column in ("start", "end", "thread", "name")
-        )
-    )
-    return merged.take(np.argsort(merged.start, kind="stable"))
 
 
 def _shift(ranks: tuple[RankCollectives, ...], pairing: Pairing, r: int) -> int:

@@ -78,7 +78,8 @@ class RankSet:
                 excess = host_excess(self.hosts, self.steps, r, np.unique(steps[steps >= 0]))
                 longer = [its for its in uneven if its.rank == view.trace.rank and its.on == "host"]
                 sustained = [part.what for its in longer for part in its.parts]
-                causes = causes.charged(rows, owed_to_excess(causes.sums(rows), excess, sustained))
+                owed = owed_to_excess(view.trace.rank, causes.sums(rows), excess, sustained)
+                causes = causes.charged(rows, owed)
         return replace(self, causes=causes)
 
 

@@ -29,7 +29,7 @@ from latencylab.stats import bootstrap_mean
 F64 = npt.NDArray[np.float64]
 
 HOST_IDLE = "host idle: "
-MEETING = "waiting in "
+MEETING, FOR_RANK = "waiting in ", " for rank "
 COMMON = f"{HOST_IDLE}work that the other hosts do as well"
 FEWEST = 5  # steps that tell what is usual from what is not
 WORTH = 0.005  # of the step, below which a difference is left out
@@ -203,16 +203,18 @@ def host_excess(hosts: Sequence[StepTimes], steps: I64, place: int, its: I64) ->
 
 
 def owed_to_excess(
-    causes: Mapping[str, float], excess: Mapping[str, float], sustained: Collection[str]
+    rank: int, causes: Mapping[str, float], excess: Mapping[str, float], sustained: Collection[str]
 ) -> dict[str, float]:
-    """A late rank's causes with its host's idle charged to what its host did beyond the others', and what is
+    """This late rank's causes with its host's idle charged to what its host did beyond the others', and what is
     left to COMMON; both in ns.
 
     What the host does longer in step after step (`sustained`) is charged first, even where the idle came
     later than it, in something else: the queue hides a delay until it is spent. Of all else no more is
-    charged than idled in it. Collectives of the hosts in which nobody is waited for take all alike.
+    charged than idled in it. Collectives of the hosts in which nobody is waited for take all alike; and while
+    the others waited there for this rank, it did what they had done before.
     """
-    alike = {name for name in causes if name.startswith(HOST_IDLE + MEETING) and " for rank " not in name}
+    meetings = {name for name in causes if name.startswith(HOST_IDLE + MEETING)}
+    alike = {name for name in meetings if FOR_RANK not in name or name.endswith(f"{FOR_RANK}{rank}")}
     host = {name: causes[name] for name in causes if name.removeprefix(HOST_IDLE) in excess or name in alike}
     left = sum(host.values())
     if left <= 0 or not excess:

@@ -73,11 +73,20 @@ def judge(
     reasons = tuple(_doubts(main, integrity, calibration))
     where = f"Rank {rank.rank}: " if len(ranks) > 1 or collectives else ""
     wall = _parts(rank)[0]
-    text = where + _sentence(rank, calibration)
+    text = where + _sentence(rank, calibration) + _alone(ranks, front)
     if collectives:
         text += _uneven(collectives.uneven, wall, calibration)
         text += _late(collectives, wall, len(collectives.unpaired_by_rank), in_trace=_holds(calibration))
     return Verdict(text, _confidence(rank, integrity, calibration), reasons)
+
+
+def _alone(ranks: Sequence[RankFindings], front: int) -> str:
+    """That the rank in front alone makes the call that pins, where that is so."""
+    worst = _worst(ranks[front].main)
+    others = {sync.site for i, rank in enumerate(ranks) if i != front for sync in rank.main.syncs}
+    if worst is None or len(ranks) < 2 or worst.site in others:
+        return ""
+    return f" Rank {ranks[front].rank} alone makes that call."
 
 
 def _holds(calibration: Calibration | None) -> bool:

@@ -401,7 +401,7 @@ def main() -> int:
     parser.add_argument("--input-tokens", type=int, default=8192)
     parser.add_argument("--output-tokens", type=int, default=512)
     parser.add_argument("--first-port", type=int, default=31000)
-    parser.add_argument("--start-timeout", type=float, default=600.0)
+    parser.add_argument("--start-timeout", type=float, default=1200.0)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the servers would stay
     try:

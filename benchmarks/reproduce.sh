@@ -7,8 +7,8 @@
 # few         of these the first three only, with more rounds
 # plain       greedy answers and ms per step of everything on and off, with lively weights too
 # dspark      its artefacts, and compact against static verify
-# ranks       captures of several ranks, NEXTN and DSpark, clean and with faults, and what analyze says of them
-# ranks-off   NEXTN on several ranks: on, off, without PDL, with all-reduce fusion
+# ranks       NEXTN on several ranks: on, off, without PDL, without all-reduce fusion; then captures of it and of
+#             DSpark, clean and with faults, and what analyze says of them
 #
 # GPUS names the GPUs (0,1 by default). Parts with one rank use the first two, with two servers on each. WORK is
 # made; what a part finds goes to WORK/PART, its table or answers to WORK/PART.txt. Ends with exit code 3 where
@@ -21,7 +21,7 @@ refuse() {
 [ $# -ge 2 ] || refuse "say where to work, and which parts; the first lines of this script name them"
 for part in "${@:2}"; do
   case $part in
-  one-by-one | few | plain | dspark | ranks | ranks-off) ;;
+  one-by-one | few | plain | dspark | ranks) ;;
   *) refuse "no part is named $part" ;;
   esac
 done
@@ -140,35 +140,29 @@ dspark() {
 }
 
 ranks() {
-  local late=$((ranks / 2)) slow=$((ranks / 2 - 1)) preset other name
-  for preset in nextn dspark; do
-    measure "ranks/$preset" --common "--preset $preset --shape tp4-rank --tp $ranks" --keep on --rounds 1 \
-      --server "on@$gpus" --first-port "$([ $preset = nextn ] && echo 31000 || echo 34000)" &
+  local late=$((ranks / 2)) slow=$((ranks / 2 - 1)) shape="--shape tp4-rank --tp $ranks" preset other name
+  for name in all pdl allreduce-fusion; do
+    measure ranks/nextn --common "--preset nextn $shape" --keep on --server "on@$gpus" \
+      --server "without-$name@$gpus --without $name"
   done
-  wait
+  measure ranks/dspark --common "--preset dspark $shape" --keep on --rounds 1 --first-port 34000 --server "on@$gpus"
   for preset in nextn dspark; do
     other=$([ $preset = nextn ] && echo dspark || echo nextn)
     kill -STOP -- "-$(told ranks/$other on pid)"
     "$python" "$here/faults.py" "ranks/$preset/cases" --url "$(url ranks/$preset on)" --steps 60 --requests 4 \
       --server-dir "ranks/$preset/on/state" --case clean= --case kda=kda-cpu-seq-lens \
       --case "kda-one=kda-cpu-seq-lens:rank=$late" --case "late-host=sleep:us=400,rank=$late" \
-      --case "slow-gpu=gpu-work:us=400,rank=$slow"
+      --case "slow-gpu=gpu-work:us=400,rank=$slow" || failed=3
     kill -CONT -- "-$(told ranks/$other on pid)"
+  done
+  for preset in nextn dspark; do # last, since a process stays slower once a profiler was on in it
+    measure "ranks/$preset" --rounds 1 --server "on@$gpus"
     for name in clean kda kda-one late-host slow-gpu; do
       echo "== $preset $name"
       lab analyze "ranks/$preset/cases/$name" | head -20
     done
   done
-  end ranks/nextn
-  end ranks/dspark
-}
-
-ranks_off() {
-  local common="$nextn --tp $ranks"
-  measure ranks-off --common "$common" --keep on --server "on@$gpus" --server "off@$gpus --without all"
-  measure ranks-off --common "$common" --keep on --server "on@$gpus" --server "pdl@$gpus --without pdl"
-  measure ranks-off --common "$common" --server "on@$gpus" --server "no-fusion@$gpus --without allreduce-fusion"
-  "$python" "$here/ledger_table.py" ranks-off
+  "$python" "$here/ledger_table.py" ranks/nextn
 }
 
 run() { # PART

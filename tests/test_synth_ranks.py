@@ -307,7 +307,8 @@ def test_documents_name_their_groups() -> None:
     tp, sub = ("0", "tp", [0, 1, 2]), ("1", "sub", [1, 2])
     assert config == [[tp], [tp, sub], [tp, sub]]
     assert docs[0]["baseTimeNanoseconds"] == ranks.START_NS // 2
-    assert names_of(docs[0], "cpu_op").count("gloo:broadcast") == 2
+    assert names_of(docs[0], "cpu_op").count("c10d::broadcast_") == 2
+    assert names_of(docs[0], "user_annotation").count("gloo:broadcast") == 2
     eager_nccl = [e["args"] for e in docs[1]["traceEvents"] if "Collective name" in e.get("args", {})]
     assert [a["Collective name"] for a in eager_nccl] == ["allreduce"] * 3
     assert eager_nccl[0]["Process Group Ranks"] == "[0, 1, 2]"
@@ -430,4 +431,5 @@ def test_spans_are_those_of_the_engine() -> None:
     assert {trace.names[n] for n in trace.spans.name} == {
         "scheduler.recv_requests", "scheduler.get_next_batch_to_run", "scheduler.run_batch", "draft",
         "step[VERIFY bs=1]", "draft_extend", "copy_result_to_cpu", "scheduler.process_batch_result",
+        "gloo:broadcast",
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,14 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from latencylab.analyzers import analyze
+from latencylab.analyzers.host import GLOO, WAITING, peer_waits, thread_activity
 from latencylab.analyzers.host_collectives import find_host_waits
+from latencylab.analyzers.intervals import Intervals
 from latencylab.analyzers.kernels import load_classes
 from latencylab.analyzers.ranks import RankSet, join_ranks
 from latencylab.analyzers.view import RankView
 from latencylab.model.capture import Capture
-from latencylab.model.trace import Trace
+from latencylab.model.trace import HostEvents, Trace
 from synth import ranks
 
+RUN_BATCH = re.compile(r"^scheduler\.run_batch$")
 JITTER = {"gpu_jitter": 2_000, "host_jitter": 1_000}
 
 
@@ -213,6 +217,39 @@ def test_hosts_that_wait_for_a_peer_are_told_for_whom() -> None:
         long = np.flatnonzero(its.end - its.start > 100_000)
         assert len(long)
         assert (its.rank[long] == 0).all()
+
+
+def test_a_host_waits_in_silence_while_another_thread_carries_its_collective_out() -> None:
+    late = ranks.Inject(0, 3, None, "python", 120_000)
+    run = ranks.simulate(ranks.decode_ranks(steps=6, injects=(late,), host_jitter=900))
+    for trace, own in zip(ranks.to_traces(run), run.runs, strict=True):
+        (thread,) = np.unique(trace.spans.thread[trace.matching(RUN_BATCH)[trace.spans.name]]).tolist()
+        found = thread_activity(trace, thread, Intervals.union(*np.zeros((2, 0), np.int64)))
+        waited = [(m.start, m.end) for m in own.marks if m.name == "gloo:broadcast"]
+        assert len(waited) == 12
+        shown = found.label == WAITING
+        ns = np.diff(found.time, append=found.time[-1])[shown].sum()
+        assert ns == sum(end - start for start, end in waited)
+        worker = int(trace.spans.thread[trace.matching(GLOO)[trace.spans.name]][0])
+        idle = thread_activity(trace, worker, Intervals.union(*np.zeros((2, 0), np.int64)))
+        assert np.diff(idle.time, append=idle.time[-1])[idle.label == WAITING].sum() == ns
+
+
+def test_what_a_host_does_meanwhile_is_no_waiting() -> None:
+    """An op during the collective: only what is silent after it is waited for."""
+    scenario = ranks.decode_ranks(steps=2)
+    trace = ranks.to_traces(scenario)[1]
+    thread = int(trace.api.thread[0])
+    gloo = trace.matching(GLOO)[trace.spans.name]
+    start, end = int(trace.spans.start[gloo][1]), int(trace.spans.end[gloo][1])
+    ops, before = trace.ops, peer_waits(trace, thread)
+    columns = {"start": start + 1_000, "end": start + 4_000, "thread": thread, "name": ops.name[0]}
+    more = HostEvents(**{name: np.append(getattr(ops, name), value) for name, value in columns.items()})
+    after = peer_waits(replace(trace, ops=more.take(np.argsort(more.start, kind="stable"))), thread)
+    assert before.total - after.total == 4_000
+    assert (start + 4_000, end) in list(zip(after.start.tolist(), after.end.tolist(), strict=True))
+    elsewhere = replace(ops, thread=np.where(ops.thread == thread, 7, ops.thread))
+    assert peer_waits(replace(trace, ops=elsewhere), thread).total == 0
 
 
 def test_a_rank_that_diverges_for_good_is_reported() -> None:

@@ -270,6 +270,12 @@ def test_steps_are_matched_where_records_begin_and_end_apart() -> None:
             (),
             {COMMON: 8.0, "host idle: waiting in gloo:broadcast for rank 0": 3.0},
         ),
+        (
+            {"host idle: api": 90.0, "host idle: waiting in gloo:broadcast for rank 2": -50.0},
+            {"api": 30.0},
+            (),
+            {"host idle: api": 30.0, COMMON: 10.0},
+        ),
     ],
 )
 def test_a_late_host_owes_what_it_does_beyond_the_others(
@@ -278,7 +284,7 @@ def test_a_late_host_owes_what_it_does_beyond_the_others(
     sustained: tuple[str, ...],
     expected: dict[str, float],
 ) -> None:
-    assert owed_to_excess(causes, excess, sustained) == pytest.approx(expected)
+    assert owed_to_excess(2, causes, excess, sustained) == pytest.approx(expected)
 
 
 def correlated(rng: np.random.Generator, steps: int, rho: float) -> F64:

@@ -25,7 +25,9 @@ def step_clock(runs: Sequence[Run], *, full: bool = True) -> StepClock:
     step = 0
     for request, run in enumerate(runs):
         shift = request * BETWEEN_REQUESTS
-        spans = sorted((m for m in run.marks if m.layer == "span"), key=lambda m: m.start)
+        (thread,) = {m.thread for m in run.marks if m.name == STEP}
+        mine = (m for m in run.marks if m.layer == "span" and m.thread == thread)
+        spans = sorted(mine, key=lambda m: m.start)
         starts = [m.start for m in spans if m.name == STEP]
         for mark in spans:
             name = _BRACKETS.sub("", mark.name)

@@ -121,10 +121,16 @@ class Follower(Node):
 
 @dataclass(frozen=True, slots=True)
 class HostCollective(Action):
-    """A collective of host threads, as a framework op that lasts until it is over for this rank."""
+    """A collective of host threads, as a framework op that lasts until it is over for this rank.
+
+    With a `worker`, the number of another thread of the process, the calling one only issues it, in a
+    framework op of `issue` ns, and waits in silence; the worker records it, as gloo's do, as an annotation.
+    """
 
     dur: int = 20_000
     comm: Comm = field(default_factory=lambda: Comm("gloo_broadcast", "cpu", 64))
+    worker: int = -1
+    issue: int = 2_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from synth.ranks_actions import (
 )
 
 COPY_STREAM = 13
+WORKER = 1  # the thread that carries out the collectives of the hosts
 KERNELS = ("qkv_gemm", "kda_recurrent", "o_gemm", "moe_gemm")
 LEGS = ("draft", "step[VERIFY bs=1]", "draft_extend")
 
@@ -114,15 +115,14 @@ def decode_ranks(decode: Decode | None = None, **changes: object) -> RankScenari
     """The scenario of all ranks."""
     d = replace(decode or Decode(), **changes)  # type: ignore[arg-type]
     builders = [_Builder(d, r) for r in range(d.ranks)]
-    programs = [b.program() for b in builders]
+    programs = [(b.program(), Program((), 101, name="pt_gloo_runner")) for b in builders]
     lates = tuple(sorted((x for b in builders for x in b.lates), key=lambda x: (x.place, x.rank)))
     for inject in d.injects:
         if not any(inject in b.used for b in builders):
             raise ValueError(f"no place for {inject}")
     groups = (("sub", d.subgroup),) if d.subgroup else ()
     ranks = tuple(
-        replace(s, kinds=("nextn",) * d.steps if d.legs == LEGS else ())
-        for s in rank_scenarios(*((p,) for p in programs))
+        replace(s, kinds=("nextn",) * d.steps if d.legs == LEGS else ()) for s in rank_scenarios(*programs)
     )
     return RankScenario(ranks, groups, d.clocks, d.captures, d.noise, d.seed, lates)
 
@@ -157,7 +157,10 @@ class _Builder:
         d = self.d
         receive: list[Action] = [self._host(0.2)]
         for _ in range(d.broadcasts):
-            receive += [HostCollective(comm=Comm("gloo_broadcast", "cpu", 8)), self._host(0.2)]
+            receive += [
+                HostCollective(comm=Comm("gloo_broadcast", "cpu", 8), worker=WORKER),
+                self._host(0.2),
+            ]
         body: list[Action] = [self._host()]
         if d.drain:
             body += [StreamSync(dur=6_000, return_delay=3_000), self._host(0.2)]

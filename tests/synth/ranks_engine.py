@@ -323,7 +323,12 @@ class RankThread(_Thread):
 
     def _host(self, action: HostCollective) -> Iterator[int]:
         joint = self.world.joint(action.comm, self.rank)
-        mark = self._mark("framework", joint.comm.way.kernel)
+        if action.worker < 0:
+            mark = self._mark("framework", joint.comm.way.kernel)
+        else:
+            self._solid("framework", f"c10d::{joint.comm.way.kernel.removeprefix('gloo:')}_", action.issue)
+            mark = Mark("span", joint.comm.way.kernel, action.worker, self.clock, self.clock, 0)
+            self.engine.run.marks.append(mark)
         joint.arrive(self.rank, mark, self.clock)
         if not joint.free:
             yield from self._until(joint.cell)
