@@ -283,9 +283,11 @@ def capture(server: Server, options: Sequence[str]) -> None:
 
 
 def traced(folder: Path) -> dict[str, Any]:
-    """Of a capture: the steady steps' busy time on the rank with the most of it, and the ledger's proofs."""
+    """Of a capture: the steady steps' busy time on the rank with the most of it, without what it waited in
+    collectives, and the ledger's proofs."""
     opened = latencylab.open(folder)
     steps = opened.steps[opened.steps.left_out.isna()]
+    steps = steps.assign(busy_us=steps.busy_us - steps.collective_wait_us.fillna(0))
     by_rank = dict(iter(steps.groupby("rank", observed=True)))
     rank = max(by_rank, key=lambda each: by_rank[each].busy_us.mean())
     names = opened.gpu_ops
