@@ -205,8 +205,8 @@ def host_excess(hosts: Sequence[StepTimes], steps: I64, place: int, its: I64) ->
 def owed_to_excess(
     rank: int, causes: Mapping[str, float], excess: Mapping[str, float], sustained: Collection[str]
 ) -> dict[str, float]:
-    """This late rank's causes with its host's idle charged to what its host did beyond the others', and what is
-    left to COMMON; both in ns.
+    """The causes of a late rank with its host's idle charged to what its host did beyond the others', and
+    what is left to COMMON; both in ns.
 
     What the host does longer in step after step (`sustained`) is charged first, even where the idle came
     later than it, in something else: the queue hides a delay until it is spent. Of all else no more is
