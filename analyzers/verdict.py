@@ -1,4 +1,4 @@
-"""The sentence at the top of the page, how sure it is, and what to do first."""
+"""The sentences at the top of the page, how sure they are, and what to do first."""
 
 from __future__ import annotations
 
@@ -73,27 +73,28 @@ def judge(
     reasons = tuple(_doubts(main, integrity, calibration))
     where = f"Rank {rank.rank}: " if len(ranks) > 1 or collectives else ""
     wall = _parts(rank)[0]
-    text = where + _sentence(rank, calibration) + _alone(ranks, front)
+    first, *more = _sentences(rank, calibration, alone=_makes_it_alone(ranks, front))
     if collectives:
-        text += _uneven(collectives.uneven, wall, calibration)
-        text += _late(collectives, wall, len(collectives.unpaired_by_rank), in_trace=_holds(calibration))
-    return Verdict(text, _confidence(rank, integrity, calibration), reasons)
+        dear, cheap = _uneven(collectives.uneven, wall, calibration)
+        late = _late(collectives, wall, len(collectives.unpaired_by_rank), in_trace=_holds(calibration))
+        more = [*dear, *more, *cheap, *late]
+    return Verdict((where + first, *more), _confidence(rank, integrity, calibration), reasons)
 
 
-def _alone(ranks: Sequence[RankFindings], front: int) -> str:
-    """That the rank in front alone makes the call that pins, where that is so."""
+def _makes_it_alone(ranks: Sequence[RankFindings], front: int) -> bool:
+    """Whether of several ranks the one in front alone makes the call that pins it."""
     worst = _worst(ranks[front].main)
     others = {sync.site for i, rank in enumerate(ranks) if i != front for sync in rank.main.syncs}
-    if worst is None or len(ranks) < 2 or worst.site in others:
-        return ""
-    return f" Rank {ranks[front].rank} alone makes that call."
+    return worst is not None and len(ranks) > 1 and worst.site not in others
 
 
 def _holds(calibration: Calibration | None) -> bool:
     return calibration is not None and calibration.status == "calibrated"
 
 
-def _in_truth(rank: RankFindings, calibration: Calibration, step_us: float, idle_us: float) -> str:
+def _in_truth(
+    rank: RankFindings, calibration: Calibration, step_us: float, idle_us: float, alone: str
+) -> list[str]:
     """What the step is without the profiler, and then what the trace shows of it."""
     main = rank.main
     wall, _, host, _, _ = _parts(rank)
@@ -102,24 +103,33 @@ def _in_truth(rank: RankFindings, calibration: Calibration, step_us: float, idle
     worst = _worst(main)
     cost = next((its.cost_us.value for its in calibration.syncs if worst and its.site == worst.site), 0.0)
     if worst is not None and cost >= SMALL * step_us:
-        return (
-            f"A blocking call costs {cost / 1000:.2f} ms of the {step}: {worst.site},"
-            f" {_times(worst.per_step)}, {_behind(worst)}. The GPU waits {_share(idle_us, step_us)} of it for"
-            f" the host; in the trace, which the profiler slows, {traced}."
+        costs = (
+            f"A blocking call costs {cost / 1000:.2f} ms of the {step}: {worst.site}{alone},"
+            f" {_times(worst.per_step)}, {_behind(worst)}."
         )
-    pinned = f" {worst.site} keeps the host from running ahead, which costs little here." if worst else ""
+        waits = f"The GPU waits {_share(idle_us, step_us)} of it for the host"
+        return [costs, f"{waits}; in the trace, which the profiler slows, {traced}."]
+    pinned = []
+    if worst is not None:
+        site = f"{worst.site}{alone}," if alone else worst.site
+        pinned = [f"{site} keeps the host from running ahead, which costs little here."]
     if idle_us < SMALL * step_us:
-        shown = f" The {traced} that it waits in the trace are the profiler's." if host > SMALL * wall else ""
-        heaviest = f"; {_heaviest(main)} first" if main.kernels else ""
-        return (
-            f"GPU bound: the {step} hardly waits for the host without the profiler{heaviest}.{shown}{pinned}"
+        shown = (
+            [f"The {traced} that it waits in the trace are the profiler's."] if host > SMALL * wall else []
         )
+        heaviest = f"; {_heaviest(main)} first" if main.kernels else ""
+        return [
+            f"GPU bound: the {step} hardly waits for the host without the profiler{heaviest}.",
+            *shown,
+            *pinned,
+        ]
     blame = calibration.idle_host_blame_us
     during = f", most of it during {_named(max(blame, key=lambda name: blame[name].value))}" if blame else ""
-    return (
-        f"The GPU waits {_share(idle_us, step_us)} of the {step} for the host{during};"
-        f" {_blocking(main)}. In the trace, which the profiler slows, it waits {traced}.{pinned}"
-    )
+    return [
+        f"The GPU waits {_share(idle_us, step_us)} of the {step} for the host{during}; {_blocking(main)}.",
+        f"In the trace, which the profiler slows, the GPU waits {traced}.",
+        *pinned,
+    ]
 
 
 def _behind(sync: Sync) -> str:
@@ -133,16 +143,23 @@ def _kind(main: KindFindings) -> str:
     return "" if main.kind in (None, "step") else f"{main.kind} "
 
 
-def _uneven(uneven: Sequence[Uneven], wall: float, calibration: Calibration | None) -> str:
-    """What single ranks do beyond the others, where that is worth a sentence."""
-    told = [
-        f" In the trace rank {its.rank}'s {'GPU works' if its.on == 'gpu' else 'host takes'} {_ms(its.us)}"
-        f" longer in each step than {'the others' if its.on == 'gpu' else 'the other hosts'}:"
-        f" {named(its)}{_in_truth_costs(its, calibration)}."
-        for its in uneven
-        if its.us > WORTH * wall
-    ]
-    return "".join(told)
+def _uneven(
+    uneven: Sequence[Uneven], wall: float, calibration: Calibration | None
+) -> tuple[list[str], list[str]]:
+    """What single ranks do beyond the others, where that is worth a sentence: what is known to cost much
+    without the profiler, and the rest."""
+    dear, cheap = [], []
+    for its in uneven:
+        if its.us <= WORTH * wall:
+            continue
+        cost, step = unprofiled_cost(its, calibration), calibration and calibration.predicted_step_us
+        costs_much = cost is not None and step is not None and cost.value >= SMALL * step.value
+        (dear if costs_much else cheap).append(
+            f"In the trace rank {its.rank}'s {'GPU works' if its.on == 'gpu' else 'host takes'} {_ms(its.us)}"
+            f" longer in each step than {'the others' if its.on == 'gpu' else 'the other hosts'}:"
+            f" {named(its)}{_in_truth_costs(its, calibration)}."
+        )
+    return dear, cheap
 
 
 def _in_truth_costs(its: Uneven, calibration: Calibration | None) -> str:
@@ -154,24 +171,24 @@ def _in_truth_costs(its: Uneven, calibration: Calibration | None) -> str:
     return "" if its.on == "gpu" else "; what that costs without the profiler is not known"
 
 
-def _late(collectives: Collectives, wall: float, ranks: int, *, in_trace: bool) -> str:
+def _late(collectives: Collectives, wall: float, ranks: int, *, in_trace: bool) -> list[str]:
     """Who keeps the others waiting in collectives and why, where that is worth a sentence; `in_trace` says
     that the sentence before is of the step without the profiler.
     """
     if not collectives.late or collectives.step_us.wait < SMALL * wall:
-        return ""
+        return []
     late = collectives.late[0]
     who = "In the trace ranks" if in_trace else "Ranks"
-    waits = f" {who} wait {_share(collectives.step_us.wait, wall)} of a step in collectives"
+    waits = f"{who} wait {_share(collectives.step_us.wait, wall)} of a step in collectives"
     # What a rank caused is a mean over the others; of all waits, resolved or not, it is this share.
     share = late.wait_us * (ranks - 1) / ranks / collectives.step_us.wait
     if share < MOSTLY:
-        return f"{waits}, for no rank in particular."
+        return [f"{waits}, for no rank in particular."]
     causes = [name for name, us in late.causes.items() if us > 0]
     because = f", which is late because of: {causes[0]}" if causes else ""
     if causes and causes[0] == COMMON:
         because = ", whose host is behind, mostly with work that the other hosts do as well"
-    return f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{because}."
+    return [f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{because}."]
 
 
 def _parts(rank: RankFindings) -> tuple[float, float, float, float, float]:
@@ -185,11 +202,18 @@ def _host_share(findings: KindFindings) -> float:
     return parts.idle_host / parts.wall if parts and parts.wall else 0.0
 
 
-def _sentence(rank: RankFindings, calibration: Calibration | None) -> str:
+def _sentences(rank: RankFindings, calibration: Calibration | None, *, alone: bool) -> list[str]:
+    """What is true of the rank in front; `alone` says that no other rank makes the call that pins it."""
+    whose = f", which rank {rank.rank} alone calls" if alone else ""
     if calibration is not None and _holds(calibration):
         predicted, idle = calibration.predicted_step_us, calibration.idle_host_us
         if predicted is not None and idle is not None:
-            return _in_truth(rank, calibration, predicted.value, idle.value)
+            return _in_truth(rank, calibration, predicted.value, idle.value, whose)
+    return [_in_trace(rank, whose)]
+
+
+def _in_trace(rank: RankFindings, alone: str) -> str:
+    """The same as the trace shows it."""
     main = rank.main
     wall, busy, host, gpu, unknown = _parts(rank)
     of_step = f"of the {wall / 1000:.2f} ms window"
@@ -198,8 +222,8 @@ def _sentence(rank: RankFindings, calibration: Calibration | None) -> str:
     worst = _worst(main)
     if worst is not None:
         return (
-            f"The host blocks {_times(worst.per_step)} in {worst.site}, {_behind(worst)}, so it cannot run"
-            f" ahead: the GPU waits {_share(host, wall)} {of_step} for the host."
+            f"The host blocks {_times(worst.per_step)} in {worst.site}{alone}, {_behind(worst)}, so it cannot"
+            f" run ahead: the GPU waits {_share(host, wall)} {of_step} for the host."
         )
     if unknown > SMALL * wall and unknown >= max(host, gpu):
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,14 +82,17 @@ def step_parts(rank: RankFindings) -> WindowParts:
     return rank.main.step_us or rank.window_us
 
 
-def headline(analysis: Analysis) -> str:
-    """The verdict, with the kernel that a rank is late for by its short name."""
-    text = analysis.verdict.text
-    for name in (
-        analysis.collectives.late[0].causes if analysis.collectives and analysis.collectives.late else ()
-    ):
-        text = text.replace(f": {name}.", f": {difference(name)}.")
-    return text
+def sentences(analysis: Analysis) -> tuple[str, ...]:
+    """The verdict's, with the kernel that a rank is late for by its short name."""
+    late = analysis.collectives.late if analysis.collectives else ()
+    names = {f": {name}.": f": {difference(name)}." for name in (late[0].causes if late else ())}
+    return tuple(_shortened(sentence, names) for sentence in analysis.verdict.sentences)
+
+
+def _shortened(sentence: str, names: Mapping[str, str]) -> str:
+    for name, short in names.items():
+        sentence = sentence.replace(name, short)
+    return sentence
 
 
 def working(parts: WindowParts) -> float:

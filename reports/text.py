@@ -55,8 +55,10 @@ def _first_screen(analysis: Analysis, console: Console) -> None:
 
 def _headline(analysis: Analysis, rank: RankFindings | None, console: Console) -> None:
     verdict = analysis.verdict
-    line = Text(fmt.clean(summary.headline(analysis)), style="bold")
-    console.print(line)
+    first, *more = summary.sentences(analysis)
+    console.print(Text(fmt.clean(first), style="bold"))
+    for sentence in more:
+        console.print(indented(fmt.clean(sentence), 2))
     sure = Text("confidence: ")
     sure.append(verdict.confidence, style=CONFIDENCE_STYLE[verdict.confidence])
     if verdict.reasons:

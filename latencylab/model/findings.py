@@ -22,11 +22,17 @@ Confidence = Literal["high", "medium", "low"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One sentence for the top of the page, how sure it is, and why it is not surer."""
+    """The sentences at the top of the page, the first of which says most, how sure they are, and why they are
+    not surer."""
 
-    text: str
+    sentences: tuple[str, ...]
     confidence: Confidence
     reasons: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All sentences in one line."""
+        return " ".join(self.sentences)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def test_the_call_that_one_rank_makes() -> None:
     assert pinning[1][0].per_step == 1
     assert "ll.resolve_seq_lens (aten::copy_), 16 B DtoH" in str(pinning[1][0].site)
     assert found.verdict.text.startswith("Rank 1: ")
-    assert "Rank 1 alone makes that call." in found.verdict.text
+    assert "DtoH Pinned, before draft, which rank 1 alone calls, keeps the host" in found.verdict.text
 
 
 def test_whom_the_other_rank_waits_for() -> None:

@@ -359,13 +359,13 @@ def test_steps_that_hang_together_are_less_evidence(rho: float, at_most: float) 
 @pytest.mark.parametrize("seed", range(40))
 def test_charged_causes_add_up(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    names = ("host idle: api", "host idle: span a", "GPU work: k", "host idle: gc")
+    names = ("host idle: api", "host idle: span a", "GPU work: k", "host idle: gc", f"{GLOO} for rank 3")
     entries = [(i, c) for i in range(12) for c in range(len(names)) if rng.random() < 0.8]
     instance, cause = np.array(entries, np.int64).T
     causes = Causes(instance, cause, rng.normal(40, 60, len(entries)), names)
     rows = np.arange(0, 12, 2)
     excess = {"api": rng.normal(50, 200), "span a": rng.normal(200, 200), "gc": 0.0}
-    owed = owed_to_excess(causes.sums(rows), excess, ["span a"])
+    owed = owed_to_excess(3, causes.sums(rows), excess, ["span a"])
     made = causes.charged(rows, owed)
     assert np.bincount(made.instance, made.ns) == pytest.approx(np.bincount(instance, causes.ns))
     for name, ns in made.sums(rows).items():

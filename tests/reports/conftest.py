@@ -201,8 +201,7 @@ def make(ranks: int = 1, steps: int = 30) -> Analysis:
         manifest={"commit": "0123abcd", "server": {"tp": ranks}, "temperature": math.nan},
         version="0.1.0",
         verdict=Verdict(
-            "The host is late for 5,800 of 11,811 µs a step: 55 % of that after "
-            "cudaStreamSynchronize in scheduler.run_batch.",
+            ("The host is late for 5,800 of 11,811 µs a step.", "55 % of that after cudaStreamSynchronize."),
             "medium",
             (
                 "not calibrated against an unprofiled run: the profiler slows the host",
@@ -257,7 +256,7 @@ def make_hostile() -> Analysis:
         good,
         capture_path=HOSTILE,
         manifest={HOSTILE: [HOSTILE, {"x": nan}]},
-        verdict=Verdict(HOSTILE, "low", (HOSTILE,)),
+        verdict=Verdict((HOSTILE,), "low", (HOSTILE,)),
         fixes=(Fix(HOSTILE, nan),),
         integrity=Integrity.of([Issue(HOSTILE, "error", 1, HOSTILE)]),
         ranks=(replace(first, device_name=HOSTILE, main=main, steps=(step, slow)), *good.ranks[1:]),
@@ -310,7 +309,7 @@ def make_empty() -> Analysis:
     window = WindowParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     only = RankFindings(0, 0, "", window, 0, 0, nothing, (), ())
     return Analysis(
-        "", None, "0.1.0", Verdict("No steps were found.", "low"), (), Integrity("ok", ()), (only,)
+        "", None, "0.1.0", Verdict(("No steps were found.",), "low"), (), Integrity("ok", ()), (only,)
     )
 
 

@@ -120,16 +120,17 @@ def test_clocks_in_words() -> None:
     assert ranks.bound_text(replace(clock, bound_us=(float("-inf"), 2.0))) == "… to +2.0"
 
 
-def test_the_headline_has_the_short_name(late_rank: Analysis) -> None:
+def test_the_sentences_have_the_short_name(late_rank: Analysis) -> None:
     found = late_rank.collectives
     assert found is not None
     first = replace(found.late[0], causes={f"GPU work: {LONG}": 60.0})
-    verdict = replace(
-        late_rank.verdict, text=f"Ranks wait, 85% for rank 2, which is late for: GPU work: {LONG}."
-    )
+    says = ("GPU bound.", f"Ranks wait, 85% for rank 2, which is late for: GPU work: {LONG}.")
+    verdict = replace(late_rank.verdict, sentences=says)
     named = replace(late_rank, verdict=verdict, collectives=replace(found, late=(first,)))
-    assert summary.headline(named).endswith("late for: GPU work: elementwise_kernel<FillFunctor>.")
-    assert summary.headline(late_rank) == late_rank.verdict.text
+    first_said, then = summary.sentences(named)
+    assert first_said == "GPU bound."
+    assert then.endswith("late for: GPU work: elementwise_kernel<FillFunctor>.")
+    assert summary.sentences(late_rank) == late_rank.verdict.sentences
 
 
 @pytest.mark.parametrize("code", ranks.CODES)
