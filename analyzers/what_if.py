@@ -260,8 +260,9 @@ def _evened(model: Model, its: Uneven, part: Excess) -> Change | None:
 def rank_fixes_by_replay(
     outcomes: Sequence[Outcome], step_us: float, pinning: frozenset[str], calibrated: bool
 ) -> tuple[Fix, ...]:
-    """Changes worth 1 % of the step and more, the one that gives most first; before them each site that pins,
-    for its wait is waste, while kernels and host work can be made cheaper only so far.
+    """Changes worth 1 % of the step and more, the one that gives most first; before them sites that pin, for
+    their wait is waste, while kernels and host work can be made cheaper only so far. Sites that pin are named
+    last where they are worth less.
     """
     fixes = [
         Fix(
@@ -274,7 +275,11 @@ def rank_fixes_by_replay(
         for its in outcomes
         if its.gain_us.value > WORTH * step_us or pinning.intersection(its.change.sites)
     ]
-    return tuple(sorted(fixes, key=lambda fix: (fix.site not in pinning, -fix.us_per_step)))
+
+    def comes_later(fix: Fix) -> bool:
+        return fix.site not in pinning or fix.us_per_step <= WORTH * step_us
+
+    return tuple(sorted(fixes, key=lambda fix: (comes_later(fix), -fix.us_per_step)))
 
 
 def site_costs(model: Model, syncs: Sequence[Sync], outcomes: Sequence[Outcome]) -> tuple[SiteCost, ...]:
