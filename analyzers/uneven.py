@@ -34,6 +34,8 @@ COMMON = f"{HOST_IDLE}work that the other hosts do as well"
 FEWEST = 5  # steps that tell what is usual from what is not
 WORTH = 0.005  # of the step, below which a difference is left out
 RENAMED = 0.5  # of the time of work: what else differs by no more than that may be the same by another name
+# A slow host: so many parts and more, most of which (by time) are slower by no more than half off the whole.
+MANY, MOST, ALIKE = 5, 0.75, 0.5
 # How far above 0 a mean must lie, so that of some hundred causes none does by chance: in standard errors as
 # if steps were independent, quickly told, which rules most out; and times as far as its interval reaches
 # down, which is as many standard errors of steps that hang together.
@@ -50,10 +52,28 @@ class StepTimes:
 
 
 def named(its: Uneven) -> str:
-    """`at::cuda::spin_kernel`, `in span scheduler.run_batch (Python or untraced) and 2 more`."""
+    """`at::cuda::spin_kernel`, `in span scheduler.run_batch (Python or untraced) and 2 more`, or `in nearly
+    all it does, 1.23 times as long`."""
+    if (times := pace(its)) is not None:
+        return f"in nearly all it does, {times:.2f} times as long"
     what = its.parts[0].what
     more = f" and {len(its.parts) - 1} more" if len(its.parts) > 1 else ""
     return (kind_of_kernel(what) if its.on == "gpu" else in_words(what)) + more
+
+
+def pace(its: Uneven) -> float | None:
+    """How many times as long as the others a host takes for its parts together, where these are many and most
+    of them take longer alike: a slow core rather than more work.
+    """
+    if its.on != "host" or len(its.parts) < MANY:
+        return None
+    own = np.array([part.own_us for part in its.parts])
+    others = own - np.array([part.us for part in its.parts])
+    if (others <= 0).any():
+        return None
+    times = float(own.sum() / others.sum())
+    alike = np.abs(own / others - times) <= ALIKE * (times - 1)
+    return times if own[alike].sum() >= MOST * own.sum() else None
 
 
 def what_to_do(its: Uneven, part: Excess) -> str:

@@ -16,13 +16,14 @@ from latencylab.analyzers.analyze import examine, settled
 from latencylab.analyzers.kernels import load_classes
 from latencylab.analyzers.ranks import join_ranks
 from latencylab.analyzers.skew import Causes
-from latencylab.analyzers.uneven import COMMON, F64, HOST_IDLE, beyond, owed_to_excess
+from latencylab.analyzers.uneven import COMMON, F64, HOST_IDLE, beyond, named, owed_to_excess, pace
 from latencylab.analyzers.view import RankView
 from latencylab.model.capture import Capture
 from latencylab.model.findings import Analysis, Uneven
 from latencylab.model.unprofiled import Unprofiled
 from synth import ranks, with_marks
 from synth.clock import step_clock
+from synth.transform import slowed
 
 US = 150  # a step, of each fault: some 10 % of the GPU's step
 FREE, BOUND, PROFILED = 2.0, 4.0, 7.0  # how slow the hosts are: ahead, behind with a fault alone, behind
@@ -223,6 +224,25 @@ def test_without_the_profiler_no_rank_waits_for_the_hosts_that_it_slowed() -> No
     collectives = next(fix for fix in its.fixes if fix.what.startswith("make collective kernels"))
     assert collectives.us_per_step < 0.2 * step  # waiting in them is no work to be made faster
     assert "collective first" not in its.verdict.text
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_slow_host_is_told_from_one_that_does_more(slow: int) -> None:
+    """All that it does takes 1.25 times as long."""
+    made = scene("", 0, PROFILED)
+    own = tuple(slowed(its, 1.25) if r == slow else its for r, its in enumerate(made.ranks))
+    run = ranks.simulate(replace(made, ranks=own))
+    its = analyze(Capture("synth", None, None, ranks.to_traces(run)), timelines=False)
+    assert its.collectives is not None
+    (more,) = its.collectives.uneven
+    assert (more.rank, more.on) == (slow, "host")
+    assert pace(more) == pytest.approx(1.25, abs=0.03)
+    assert named(more).startswith("in nearly all it does, 1.2")
+    for part in more.parts:
+        assert pace(replace(more, parts=(replace(part, us=part.us * 9), *more.parts[:3]))) is None
+    sleeping = found("sleep", slow).collectives
+    assert sleeping is not None
+    assert [pace(one) for one in sleeping.uneven] == [None]
 
 
 def test_steps_are_matched_where_records_begin_and_end_apart() -> None:
