@@ -148,11 +148,13 @@ def _uneven(
 ) -> tuple[list[str], list[str]]:
     """What single ranks do beyond the others, where that is worth a sentence: what is known to cost much
     without the profiler, and the rest."""
-    dear, cheap = [], []
+    dear: list[str] = []
+    cheap: list[str] = []
+    step = calibration.predicted_step_us if calibration else None
     for its in uneven:
         if its.us <= WORTH * wall:
             continue
-        cost, step = unprofiled_cost(its, calibration), calibration and calibration.predicted_step_us
+        cost = unprofiled_cost(its, calibration)
         costs_much = cost is not None and step is not None and cost.value >= SMALL * step.value
         (dear if costs_much else cheap).append(
             f"In the trace rank {its.rank}'s {'GPU works' if its.on == 'gpu' else 'host takes'} {_ms(its.us)}"

@@ -55,9 +55,9 @@ def _first_screen(analysis: Analysis, console: Console) -> None:
 
 def _headline(analysis: Analysis, rank: RankFindings | None, console: Console) -> None:
     verdict = analysis.verdict
-    first, *more = summary.sentences(analysis)
+    first, *further = summary.sentences(analysis)
     console.print(Text(fmt.clean(first), style="bold"))
-    for sentence in more:
+    for sentence in further:
         console.print(indented(fmt.clean(sentence), 2))
     sure = Text("confidence: ")
     sure.append(verdict.confidence, style=CONFIDENCE_STYLE[verdict.confidence])
