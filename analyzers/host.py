@@ -17,6 +17,7 @@ FIXED = ("sync", "api", "framework", "gc", "waiting", "profiler")
 GC_SPAN = re.compile(r"\bgc\b", re.IGNORECASE)
 GLOO = re.compile(r"^gloo:")
 ISSUED = re.compile(r"^c10d::")
+NO_KIND = re.compile(r"^(?:gloo:|c10d::)|_")  # c10d::allreduce_ issues gloo:all_reduce
 WAITING_EVENT = re.compile(r"^(?:gloo:|c10d::(?:monitored_)?barrier|(?:(?:scheduler|ll)\.)?idle$)")
 
 
@@ -66,7 +67,8 @@ def peer_waits(trace: Trace, thread: int) -> Intervals:
 
     Gloo has threads of its own, which record the collective; the issuing thread records c10d's op, which
     returns at once, and waits in silence. A collective belongs to the thread that last began such an op
-    before it, which waits from the last that it recorded before the collective's end.
+    before it, of its kind where there are any, and which waits from the last that it recorded before the
+    collective's end. What it does meanwhile without recording anything counts as waiting.
     """
     issued = trace.ops.take(trace.matching(ISSUED)[trace.ops.name])
     issued = issued.take(np.argsort(issued.start, kind="stable"))
@@ -74,10 +76,17 @@ def peer_waits(trace: Trace, thread: int) -> Intervals:
     carried = carried.take(carried.thread != thread)
     if not len(issued) or not len(carried):
         return Intervals.union(carried.start[:0], carried.end[:0])
-    last = np.searchsorted(issued.start, carried.start, side="right") - 1
-    carried = carried.take((last >= 0) & (issued.thread[last] == thread))
+    kinds = np.array([NO_KIND.sub("", name) for name in trace.names], object)
+    by = np.full(len(carried), -1, np.int64)
+    for kind in np.unique(kinds[carried.name].astype(str)).tolist():
+        of_kind = kinds[carried.name] == kind
+        ops = issued.take(kinds[issued.name] == kind)
+        ops = ops if len(ops) else issued
+        last = np.searchsorted(ops.start, carried.start[of_kind], side="right") - 1
+        by[of_kind] = np.where(last >= 0, ops.thread[last], -1)
+    carried = carried.take(by == thread)
     edges = _edges(trace, thread)
-    silent = edges[np.searchsorted(edges, carried.end, side="right") - 1]
+    silent = edges[np.searchsorted(edges, carried.end, side="left") - 1]
     start = np.maximum(carried.start, silent)
     return Intervals.union(start[start < carried.end], carried.end[start < carried.end])
 

@@ -87,13 +87,11 @@ class Curve:
 
 
 def host_factors(program: Program, relative: F64, speed: F64) -> F64:
-    """Sorts x speeds: no speed changes waiting for others, and the profiler's own work is gone."""
+    """Sorts x speeds. The profiler's own work is gone, and so is waiting for other ranks' hosts, for it slows
+    those too: what is left of that is in a span's measured time, with all else done in silence.
+    """
     factors = relative[:, None] * speed
-    for row, sort in enumerate(program.sorts):
-        if sort.doing == WAITING:
-            factors[row] = relative[row]
-        elif sort.doing == PROFILER:
-            factors[row] = 0.0
+    factors[~_scaled(program)] = 0.0
     return factors
 
 
@@ -231,7 +229,7 @@ def _between(
         return host_map
     measured = medians(clock.between, clock.stretch)[stretches]
     factor = float(np.median(measured[free] / predicted[free]))
-    outside = np.array([sort.clocked == "" for sort in program.sorts]) & _scaled(program)
+    outside = np.array([sort.clocked == "" for sort in program.sorts])
     return replace(host_map, relative=np.where(outside, host_map.relative * factor, host_map.relative))
 
 
@@ -290,11 +288,7 @@ def medians(values: I64 | F64, group: I64) -> F64:
 
 
 def _relative(program: Program, steps: I64, clock: ClockSteps, chosen: Bool) -> F64:
-    """A factor for each sort from the spans of the clock; all 1 where waiting was not measured apart.
-
-    Waiting for other ranks' hosts is in a span's measured time with all else that the thread does in silence,
-    so it is not counted again.
-    """
+    """A factor for each sort from the spans of the clock; all 1 where waiting was not measured apart."""
     relative = np.ones(len(program.sorts))
     if not clock.waits:
         return relative
@@ -311,8 +305,5 @@ def _relative(program: Program, steps: I64, clock: ClockSteps, chosen: Bool) -> 
     whole = sum(measured[name] for name in both) / max(sum(profiled_ns[name] for name in both), 1.0)
     factors = {name: measured[name] / profiled_ns[name] for name in both}
     for row, sort in enumerate(program.sorts):
-        if sort.doing == WAITING:
-            relative[row] = 0.0 if sort.clocked in factors else 1.0
-        else:
-            relative[row] = factors.get(sort.clocked, whole or 1.0)
+        relative[row] = factors.get(sort.clocked, whole or 1.0)
     return relative

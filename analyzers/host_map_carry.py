@@ -76,15 +76,7 @@ def carry(source: Model, view: KindView, peers: PeerWaits | None) -> Model:
     ratio = total_here / total_there
     relative = np.ones(len(program.sorts))
     factor_of = _factors(source)
-    waits = {
-        sort.clocked: factor
-        for sort, factor in zip(source.program.sorts, source.host_map.relative.tolist(), strict=True)
-        if sort.doing == WAITING
-    }
     for row, sort in enumerate(program.sorts):
-        if sort.doing == WAITING:
-            relative[row] = waits.get(sort.clocked, 1.0)
-            continue
         factor = factor_of.get(
             (sort.span, sort.clocked), factor_of.get(("", sort.clocked), factor_of["", ""])
         )

@@ -82,10 +82,11 @@ def judge(
 
 
 def _makes_it_alone(ranks: Sequence[RankFindings], front: int) -> bool:
-    """Whether of several ranks the one in front alone makes the call that pins it."""
+    """Whether of several ranks the one in front alone makes the call that pins it: every other one has
+    blocking calls on record, and none of that name."""
     worst = _worst(ranks[front].main)
-    others = {sync.site for i, rank in enumerate(ranks) if i != front for sync in rank.main.syncs}
-    return worst is not None and len(ranks) > 1 and worst.site not in others
+    others = [{sync.api for sync in rank.main.syncs} for i, rank in enumerate(ranks) if i != front]
+    return worst is not None and bool(others) and all(its and worst.api not in its for its in others)
 
 
 def _holds(calibration: Calibration | None) -> bool:
@@ -107,7 +108,7 @@ def _in_truth(
             f"A blocking call costs {cost / 1000:.2f} ms of the {step}: {worst.site}{alone},"
             f" {_times(worst.per_step)}, {_behind(worst)}."
         )
-        waits = f"The GPU waits {_share(idle_us, step_us)} of it for the host"
+        waits = f"The GPU waits {_share(idle_us, step_us)} of the step for the host"
         return [costs, f"{waits}; in the trace, which the profiler slows, {traced}."]
     pinned = []
     if worst is not None:
@@ -115,12 +116,14 @@ def _in_truth(
         pinned = [f"{site} keeps the host from running ahead, which costs little here."]
     if idle_us < SMALL * step_us:
         shown = (
-            [f"The {traced} that it waits in the trace are the profiler's."] if host > SMALL * wall else []
+            [f"The {traced} that the GPU waits in the trace are the profiler's."]
+            if host > SMALL * wall
+            else []
         )
         heaviest = f"; {_heaviest(main)} first" if main.kernels else ""
         return [
             f"GPU bound: the {step} hardly waits for the host without the profiler{heaviest}.",
-            *shown,
+            *(shown if host > SMALL * wall else []),
             *pinned,
         ]
     blame = calibration.idle_host_blame_us

@@ -248,8 +248,30 @@ def test_what_a_host_does_meanwhile_is_no_waiting() -> None:
     after = peer_waits(replace(trace, ops=more.take(np.argsort(more.start, kind="stable"))), thread)
     assert before.total - after.total == 4_000
     assert (start + 4_000, end) in list(zip(after.start.tolist(), after.end.tolist(), strict=True))
+    columns |= {"start": end, "end": end + 900}  # the thread goes on as soon as the collective is over
+    more = HostEvents(**{name: np.append(getattr(ops, name), value) for name, value in columns.items()})
+    assert peer_waits(replace(trace, ops=more), thread).total == before.total
     elsewhere = replace(ops, thread=np.where(ops.thread == thread, 7, ops.thread))
     assert peer_waits(replace(trace, ops=elsewhere), thread).total == 0
+
+
+def test_collectives_that_another_thread_issues_take_no_waiting_away() -> None:
+    """Another kind, as of NCCL, issued between the broadcast and its beginning on gloo's thread."""
+    trace = ranks.to_traces(ranks.decode_ranks(steps=2))[1]
+    thread = int(trace.api.thread[0])
+    begins = trace.spans.start[trace.matching(GLOO)[trace.spans.name]]
+    names = (*trace.names, "c10d::allgather_")
+    ops, count = trace.ops, len(begins)
+    columns = {
+        "start": begins - 1,
+        "end": begins,
+        "thread": np.full(count, 9),
+        "name": np.full(count, len(names) - 1),
+    }
+    more = HostEvents(**{name: np.append(getattr(ops, name), its) for name, its in columns.items()})
+    assert (
+        peer_waits(replace(trace, ops=more, names=names), thread).total == peer_waits(trace, thread).total > 0
+    )
 
 
 def test_a_rank_that_diverges_for_good_is_reported() -> None:
