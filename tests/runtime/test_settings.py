@@ -35,7 +35,7 @@ def test_all_of_them() -> None:
         frozenset({"nvtx", "profiler"}),
         True,
         True,
-        (Injected("item"), Injected("sleep", {"us": 200, "rank": 1, "busy": 1})),
+        (Injected("item", {"rank": -1}), Injected("sleep", {"us": 200, "rank": 1, "busy": 1})),
     )
     assert settings.to_env()["LATENCYLAB_SPANS"] == "nvtx,profiler"
     assert Settings.from_env(settings.to_env()) == settings
@@ -53,7 +53,7 @@ def test_all_of_them() -> None:
         ({"LATENCYLAB_FAULTS": "sleep:us=99999999999999999999"}, "us must be at most 1000000000"),
         ({"LATENCYLAB_FAULTS": "gc:every=many"}, "every='many' is no whole number"),
         ({"LATENCYLAB_FAULTS": "gc:often=3"}, "'often=3' is no parameter of it; it has: every"),
-        ({"LATENCYLAB_FAULTS": "item:us"}, "it has: none"),
+        ({"LATENCYLAB_FAULTS": "item:us"}, "it has: rank"),
         ({"LATENCYLAB_CLOCK": "1", "LATENCYLAB_DIR": ""}, "LATENCYLAB_DIR: not set"),
     ],
 )
