@@ -17,7 +17,7 @@ FIXED = ("sync", "api", "framework", "gc", "waiting", "profiler")
 GC_SPAN = re.compile(r"\bgc\b", re.IGNORECASE)
 GLOO = re.compile(r"^gloo:")
 ISSUED = re.compile(r"^c10d::")
-NO_KIND = re.compile(r"^(?:gloo:|c10d::)|_")  # c10d::allreduce_ issues gloo:all_reduce
+NO_KIND = re.compile(r"^(?:gloo:|c10d::)|_(?:base)?")  # c10d::_allgather_base_ issues gloo:all_gather
 WAITING_EVENT = re.compile(r"^(?:gloo:|c10d::(?:monitored_)?barrier|(?:(?:scheduler|ll)\.)?idle$)")
 
 

@@ -115,21 +115,18 @@ def _in_truth(
         site = f"{worst.site}{alone}," if alone else worst.site
         pinned = [f"{site} keeps the host from running ahead, which costs little here."]
     if idle_us < SMALL * step_us:
-        shown = (
-            [f"The {traced} that the GPU waits in the trace are the profiler's."]
-            if host > SMALL * wall
-            else []
-        )
+        shown = f"The {traced} that the GPU waits in the trace are the profiler's."
         heaviest = f"; {_heaviest(main)} first" if main.kernels else ""
         return [
             f"GPU bound: the {step} hardly waits for the host without the profiler{heaviest}.",
-            *(shown if host > SMALL * wall else []),
+            *([shown] if host > SMALL * wall else []),
             *pinned,
         ]
     blame = calibration.idle_host_blame_us
     during = f", most of it during {_named(max(blame, key=lambda name: blame[name].value))}" if blame else ""
+    blocking = "" if pinned else f"; {_blocking(main)}"
     return [
-        f"The GPU waits {_share(idle_us, step_us)} of the {step} for the host{during}; {_blocking(main)}.",
+        f"The GPU waits {_share(idle_us, step_us)} of the {step} for the host{during}{blocking}.",
         f"In the trace, which the profiler slows, the GPU waits {traced}.",
         *pinned,
     ]
@@ -178,7 +175,7 @@ def _in_truth_costs(its: Uneven, calibration: Calibration | None) -> str:
 
 def _late(collectives: Collectives, wall: float, ranks: int, *, in_trace: bool) -> list[str]:
     """Who keeps the others waiting in collectives and why, where that is worth a sentence; `in_trace` says
-    that the sentence before is of the step without the profiler.
+    that the first sentence is of the step without the profiler.
     """
     if not collectives.late or collectives.step_us.wait < SMALL * wall:
         return []

@@ -291,13 +291,12 @@ def traced(folder: Path) -> dict[str, Any]:
     by_rank = dict(iter(steps.groupby("rank", observed=True)))
     rank = max(by_rank, key=lambda each: by_rank[each].busy_us.mean())
     names = opened.gpu_ops
+    found = (opened.steps["rank"] == rank).sum()
     kernels = {str(name) for name in names.name[names.kind == "kernel"].unique()}
     return {
         "busy_us": [round(value, 3) for value in by_rank[rank].busy_us],
         "wall_us": [round(value, 3) for value in by_rank[rank].wall_us],
-        "kernels_per_step": round(
-            len(names[(names.kind == "kernel") & (names["rank"] == rank)]) / len(by_rank[rank]), 1
-        ),
+        "kernels_per_step": round(len(names[(names.kind == "kernel") & (names["rank"] == rank)]) / found, 1),
         "in_trace": {
             entry.name: position
             for entry in Ledger.load().entries.values()

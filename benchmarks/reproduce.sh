@@ -159,7 +159,8 @@ ranks() {
     measure "ranks/$preset" --rounds 1 --server "on@$gpus"
     for name in clean kda kda-one late-host slow-gpu; do
       echo "== $preset $name"
-      lab analyze "ranks/$preset/cases/$name" | head -20
+      lab analyze "ranks/$preset/cases/$name" >"ranks/$preset/$name.txt"
+      sed '/^──/,$d' "ranks/$preset/$name.txt" # the first screen of it
     done
   done
   "$python" "$here/ledger_table.py" ranks/nextn
