@@ -186,11 +186,22 @@ def _late(collectives: Collectives, wall: float, ranks: int, *, in_trace: bool) 
     share = late.wait_us * (ranks - 1) / ranks / collectives.step_us.wait
     if share < MOSTLY:
         return [f"{waits}, for no rank in particular."]
-    causes = [name for name, us in late.causes.items() if us > 0]
-    because = f", which is late because of: {causes[0]}" if causes else ""
-    if causes and causes[0] == COMMON:
-        because = ", whose host is behind, mostly with work that the other hosts do as well"
-    return [f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{because}."]
+    cause = next((name for name, us in late.causes.items() if us > 0), "")
+    return [f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{_why_late(cause)}."]
+
+
+def _why_late(cause: str) -> str:
+    """What keeps a rank from its collectives, as words after its name."""
+    kind, _, part = cause.partition(": ")
+    if cause == COMMON:
+        return ", whose host is behind, mostly with work that the other hosts do as well"
+    if kind == "host idle":
+        return f", whose host is behind, most of all because of {_named(part)}"
+    if kind == "GPU work":
+        return f", whose GPU works longer, in {part} first"
+    if kind == "GPU idle":
+        return f", whose GPU idles longer by itself, most of all for {GPU_IDLE.get(part, part)}"
+    return f", which is late because of: {cause}" if cause else ""
 
 
 def _parts(rank: RankFindings) -> tuple[float, float, float, float, float]:
