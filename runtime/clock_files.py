@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from latencylab.model.integrity import InputError, OutputError
-from latencylab.model.unprofiled import StepClock
+from latencylab.model.unprofiled import STEP_SPANS, StepClock
 from latencylab.runtime.control import obeyed_path, read_json, wait_obeyed, write_control
 from latencylab.runtime.faults import parse_faults
 from latencylab.runtime.provenance import read_states
@@ -83,7 +83,9 @@ class ServerClocks:
             kept = _rows(clock, np.flatnonzero((clock.start_ns >= start) & (clock.start_ns <= end)))
             if len(kept):
                 write_clock(target, rank, kept)
-                if (served := len(np.unique(kept.request[kept.request >= 0]))) > requests:
+                # Between two requests the spans are still those of the one before.
+                of_step = (kept.request >= 0) & np.isin(kept.span, STEP_SPANS)
+                if (served := len(np.unique(kept.request[of_step]))) > requests:
                     wrong.append(f"rank {rank} ran {served} requests while {requests} were measured")
             else:
                 wrong.append(f"rank {rank} has no step clock of the measured requests")

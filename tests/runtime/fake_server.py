@@ -52,6 +52,7 @@ class Behaviour:
     faults_stay: bool = False  # as in a plugin that knows no command for them
     clock_deaf: bool = False
     strangers: int = 0  # requests in the clock that nobody here sent
+    seam: bool = False  # the clock's first span follows the steps of a request before those of `strangers`
     hooks: dict[str, str] = field(default_factory=lambda: {"Scheduler.run_batch": "took"})
     stateless: bool = False  # as where the plugin does not run
     clock_ms: float = 0.0  # what the clock costs a step
@@ -167,7 +168,11 @@ class Fake:
                     write_clock(
                         self.folder,
                         rank,
-                        clock_of([] if self.was_profiled else self.steps, self.behaviour.strangers),
+                        clock_of(
+                            [] if self.was_profiled else self.steps,
+                            self.behaviour.strangers,
+                            seam=self.behaviour.seam,
+                        ),
                     )
                 answer = {"sequence": done, "rows": len(self.steps), "overwritten": 0}
                 answer |= {"clock": self.clock_on, "own_us_per_step": 12.5}
@@ -181,7 +186,7 @@ class Fake:
         partial.replace(self.folder / name)
 
 
-def clock_of(steps: list[tuple[int, int]], strangers: int = 0) -> Any:
+def clock_of(steps: list[tuple[int, int]], strangers: int = 0, *, seam: bool = False) -> Any:
     from latencylab.model.unprofiled import StepClock
 
     count = len(steps)
@@ -190,8 +195,11 @@ def clock_of(steps: list[tuple[int, int]], strangers: int = 0) -> Any:
     none = np.full(count, -1, np.int64)
     number = np.arange(count, dtype=np.int64)
     request = number % strangers if strangers else none
+    spans = ["ll.step"] * count
+    if seam and count:
+        request[0], spans[0] = strangers, "ll.get_batch"
     return StepClock(
-        number, ("ll.step",) * count, starts, ends, none, ends - starts, starts, ("decode",) * count, request
+        number, tuple(spans), starts, ends, none, ends - starts, starts, ("decode",) * count, request
     )
 
 

@@ -22,7 +22,7 @@ from latencylab.runtime.clock_files import ServerClocks
 from latencylab.runtime.provenance import (
     read_states,
 )
-from latencylab.traces import open_capture
+from latencylab.traces import open_capture, read_clock
 
 
 def _manifest(folder: Path) -> dict:
@@ -77,6 +77,16 @@ def test_what_was_wrong_before_the_profiler_is_told_with_the_rest(tmp_path):
         "rank 1 wrote no trace",
     ]
     assert [finding.text for finding in before.findings] == [finding.text for finding in findings[:2]]
+
+
+def test_a_span_between_two_requests_is_no_request(tmp_path):
+    """What the host does before a request's first step still has the number of the one before."""
+    workload = Workload(6, 101, 3, 0)
+    with serving(folder=tmp_path / "ll", strangers=3, seam=True) as fake:
+        clocks = ServerClocks.of(tmp_path / "ll")
+        assert record_unprofiled(tmp_path / "c", HttpTarget(fake.url), workload, clocks).findings == ()
+    clock = read_clock(tmp_path / "c", 0)
+    assert sorted(set(clock.request.tolist())) == [0, 1, 2, 3]
 
 
 def test_two_parts_without_a_clock(tmp_path):

@@ -37,12 +37,22 @@ class Values:
     def is_floating_point(self) -> bool:
         return self.floating
 
-    def normal_(self, mean: float, std: float, *, generator: Any) -> None:
+    def normal_(self, mean: float, std: float, *, generator: Any) -> Values:
         assert (mean, generator.device) == (0.0, self.device)
         self.log.append((round(std, 4), generator.seed))
+        return self
+
+    def copy_(self, other: Values) -> None:
+        assert (self.shape, self.device) == (other.shape, other.device)
+        self.log += other.log
 
     def fill_(self, value: float) -> None:
         self.log.append(value)
+
+
+def _empty_like(values: Values, *, dtype: str) -> Values:
+    assert dtype == "bfloat16"  # whatever it is for
+    return Values(values.shape, device=values.device)
 
 
 class Generator:
@@ -61,7 +71,7 @@ class Model(dict[str, Values]):
 @pytest.fixture(autouse=True)
 def _torch(monkeypatch):
     torch = ModuleType("torch")
-    torch.Generator = Generator  # type: ignore[attr-defined]
+    torch.Generator, torch.bfloat16, torch.empty_like = Generator, "bfloat16", _empty_like  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
 
 
@@ -110,6 +120,11 @@ def test_a_norm_scales_by_one(name):
 )
 def test_the_rest_stays(name, shape, more):
     assert _filled(name, *shape, **more) == []
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_it_is_drawn_as_bf16_whatever_holds_it(size):
+    assert _filled("model.layers.3.mlp.gate.weight", 512, 2560, size=size) == [(0.0198, 3831531141)]
 
 
 def test_each_has_its_own_seed_and_every_process_the_same():
