@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latencylab.analyzers.calibration import NOT_MEASURED
+from latencylab.analyzers.collectives import kind_of_kernel
 from latencylab.analyzers.kernels import COLLECTIVE
 from latencylab.analyzers.uneven import COMMON, named, unprofiled_cost, what_to_do
 from latencylab.model.calibration import Calibration, Fix
@@ -21,7 +22,7 @@ from latencylab.model.integrity import Integrity
 
 SMALL = 0.03  # a share of the step below which a part is not worth the headline
 FEW_STEPS = 5
-MOSTLY = 0.5  # of the wait, caused by one rank, to name it
+MOSTLY = 0.5  # of the wait, caused by one rank, or of a class, in one kernel, to name it
 WORTH = 0.01  # of the step, from which what one rank does beyond the others is worth a sentence, or a fix is
 LEAST_US = 10.0  # what two decimals of a ms show
 DOING = {
@@ -116,7 +117,7 @@ def _in_truth(
         pinned = [f"{site} keeps the host from running ahead, which costs little here."]
     if idle_us < SMALL * step_us:
         shown = f"The {traced} that the GPU waits in the trace are the profiler's."
-        heaviest = f"; {_heaviest(main)} first" if main.kernels else ""
+        heaviest = f"; the GPU works longest in {_heaviest(main)}" if main.kernels else ""
         return [
             f"GPU bound: the {step} hardly waits for the host without the profiler{heaviest}.",
             *([shown] if host > SMALL * wall else []),
@@ -251,14 +252,19 @@ def _in_trace(rank: RankFindings, alone: str) -> str:
     if gpu > SMALL * wall:
         cause = GPU_IDLE[max(GPU_IDLE, key=lambda name: getattr(main.idle_gpu_us, name))]
         return f"GPU bound: busy {_share(busy, wall)} {of_step}; {_share(gpu, wall)} goes to {cause}."
-    heaviest = f", {_heaviest(main)} first" if main.kernels else ""
+    heaviest = f", longest in {_heaviest(main)}" if main.kernels else ""
     return f"GPU bound: busy {_share(busy, wall)} {of_step}{heaviest}."
 
 
 def _heaviest(main: KindFindings) -> str:
-    """The class of kernels that works longest; waiting for other ranks is no work."""
+    """The class of kernels that works longest, waiting for other ranks being no work; and in brackets the
+    kernel, where that is one mostly."""
     waited = (main.step_us.collective_wait or 0.0) if main.step_us else 0.0
-    return max(main.kernels, key=lambda its: its.us - waited * (its.name == COLLECTIVE)).name
+    longest = max(main.kernels, key=lambda its: its.us - waited * (its.name == COLLECTIVE))
+    kernel = next((its for its in main.top_kernels if its.kernel_class == longest.name), None)
+    if kernel is None or kernel.us < MOSTLY * longest.us:
+        return longest.name
+    return f"{longest.name} ({kind_of_kernel(kernel.name)})"
 
 
 def _worst(findings: KindFindings) -> Sync | None:

@@ -115,6 +115,7 @@ def _details(ledger: Ledger, name: str, rows: dict[str, list[Row]], seen: dict[s
         ("read", entry.read),
         ("proof", entry.look),
         ("one GPU", f"{'yes' if entry.one_gpu else 'no'}: {entry.one_gpu_note}"),
+        ("answers", entry.answers),
         ("needs", ", ".join(entry.needs)),
         ("excludes", "; ".join(f"{conflict.other}: {conflict.why}" for conflict in entry.conflicts)),
         ("note", entry.note),
