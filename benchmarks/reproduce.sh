@@ -5,14 +5,14 @@
 #
 # one-by-one  NEXTN, one rank's shapes: everything on, everything off, SGLang's defaults, each one alone off
 # few         of these the first three only, with more rounds
-# plain       greedy answers and ms per step of everything on and off, with lively weights too
+# plain       greedy answers and ms per step, everything on and off; with lively weights, what changes answers
 # dspark      its artefacts, and compact against static verify
-# ranks       NEXTN on several ranks: on, off, without PDL, without all-reduce fusion; then captures of it and of
-#             DSpark, clean and with faults, and what analyze says of them
+# ranks       NEXTN, then DSpark, on several ranks: on, off, without PDL, without all-reduce fusion; captures clean
+#             and with faults, and what analyze says of them
 #
 # GPUS names the GPUs (0,1 by default). Parts with one rank use the first two, with two servers on each. WORK is
 # made; what a part finds goes to WORK/PART, its table or answers to WORK/PART.txt. Ends with exit code 3 where
-# something failed, or answers differed.
+# something failed, or answers differ that should not.
 set -u -o pipefail
 refuse() {
   echo "reproduce: $1" >&2
@@ -99,23 +99,32 @@ plain() {
   lab runtime check --url "$(url plain on)" $check --record plain/on.json --force
   lab runtime check --url "$(url plain off)" --against plain/on.json
   lab runtime check --url "$(url plain lively)" $check --twice --record plain/lively.json --force
-  lab runtime check --url "$(url plain lively-off)" --against plain/lively.json
-  local fours=("bf16-router bf16-lm-head pdl fused-swiglu" "router-matvec tuned-moe small-moe-align")
-  local four name
-  [ "$failed" -eq 0 ] && fours=() # which of them changes an answer is asked where one was changed
-  for four in "${fours[@]}"; do
-    local servers=() places=("$one" "$one" "$two" "$two")
-    for name in $four; do
-      servers+=(--keep "$name" --server "$name@${places[0]} --without $name")
-      places=("${places[@]:1}")
-    done
-    measure plain --common "--preset plain --shape tp4-rank --lively-weights" --rounds 2 "${servers[@]}"
-    for name in $four; do
-      echo "lively, without $name:"
-      lab runtime check --url "$(url plain "$name")" --against plain/lively.json
-    done
+  lab runtime check --url "$(url plain lively-off)" $check --record plain/lively-off.json --force
+  # Which of them changes an answer, each alone off; and do those together account for everything off?
+  local changing=() four
+  for four in "bf16-router bf16-lm-head pdl fused-swiglu" "router-matvec tuned-moe small-moe-align"; do
+    lively "$four" plain/lively.json || changing+=("${different[@]}")
   done
+  echo "change answers: ${changing[*]:-none}"
+  measure plain --common "--preset plain --shape tp4-rank --lively-weights" --rounds 2 --keep without-these \
+    --server "without-these@$one ${changing[*]/#/--without }"
+  lab runtime check --url "$(url plain without-these)" --against plain/lively-off.json
   end plain
+}
+
+lively() { # NAMES RECORDED: a server without each, four at most; whose answers differ is left in `different`
+  local name servers=() places=("$one" "$one" "$two" "$two")
+  different=()
+  for name in $1; do
+    servers+=(--keep "$name" --server "$name@${places[0]} --without $name")
+    places=("${places[@]:1}")
+  done
+  measure plain --common "--preset plain --shape tp4-rank --lively-weights" --rounds 2 "${servers[@]}"
+  for name in $1; do
+    echo "lively, without $name:"
+    "$python" -m latencylab runtime check --url "$(url plain "$name")" --against "$2" || different+=("$name")
+  done
+  [ ${#different[@]} -eq 0 ]
 }
 
 dspark() {
@@ -140,30 +149,26 @@ dspark() {
 }
 
 ranks() {
-  local late=$((ranks / 2)) slow=$((ranks / 2 - 1)) shape="--shape tp4-rank --tp $ranks" preset other name
-  for name in all pdl allreduce-fusion; do
-    measure ranks/nextn --common "--preset nextn $shape" --keep on --server "on@$gpus" \
-      --server "without-$name@$gpus --without $name"
-  done
-  measure ranks/dspark --common "--preset dspark $shape" --keep on --rounds 1 --first-port 34000 --server "on@$gpus"
+  local late=$((ranks / 2)) slow=$((ranks / 2 - 1)) preset common name
   for preset in nextn dspark; do
-    other=$([ $preset = nextn ] && echo dspark || echo nextn)
-    kill -STOP -- "-$(told ranks/$other on pid)"
-    "$python" "$here/faults.py" "ranks/$preset/cases" --url "$(url ranks/$preset on)" --steps 60 --requests 4 \
+    common="--preset $preset --shape tp4-rank --tp $ranks"
+    for name in all pdl allreduce-fusion; do
+      measure "ranks/$preset" --common "$common" --keep on --server "on@$gpus" \
+        --server "without-$name@$gpus --without $name"
+    done
+    "$python" "$here/faults.py" "ranks/$preset/cases" --url "$(url "ranks/$preset" on)" --steps 60 --requests 4 \
       --server-dir "ranks/$preset/on/state" --case clean= --case kda=kda-cpu-seq-lens \
       --case "kda-one=kda-cpu-seq-lens:rank=$late" --case "late-host=sleep:us=400,rank=$late" \
       --case "slow-gpu=gpu-work:us=400,rank=$slow" || failed=3
-    kill -CONT -- "-$(told ranks/$other on pid)"
-  done
-  for preset in nextn dspark; do # last, since a process stays slower once a profiler was on in it
+    # A capture of it last, since a process stays slower once a profiler was on in it.
     measure "ranks/$preset" --rounds 1 --server "on@$gpus"
+    "$python" "$here/ledger_table.py" "ranks/$preset"
     for name in clean kda kda-one late-host slow-gpu; do
       echo "== $preset $name"
       lab analyze "ranks/$preset/cases/$name" >"ranks/$preset/$name.txt"
       sed '/^──/,$d' "ranks/$preset/$name.txt" # the first screen of it
     done
   done
-  "$python" "$here/ledger_table.py" ranks/nextn
 }
 
 run() { # PART
