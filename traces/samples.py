@@ -6,7 +6,7 @@ from pathlib import Path
 
 from latencylab.model.integrity import InputError
 
-SAMPLES = ("nextn", "nextn-host-stall", "dspark", "plain", "nextn-tp2-stall")
+SAMPLES = ("nextn", "nextn-host-stall", "dspark", "plain", "nextn-tp2-stall", "dspark-tp2-stall")
 
 
 def sample_path(name: str) -> Path:

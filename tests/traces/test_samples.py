@@ -95,8 +95,17 @@ def test_capture(name: str) -> None:
     assert sum(trace.names[i].startswith("ll.step[") for i in trace.spans.name) == 31
 
 
-def test_two_ranks() -> None:
-    folder = sample_path("nextn-tp2-stall")
+@pytest.mark.parametrize(
+    ("name", "kind", "requests", "steps", "step_ms"),
+    [
+        ("nextn-tp2-stall", "NEXTN", (2, 2.52, 2.55), 13, 8.23),
+        ("dspark-tp2-stall", "DSpark", (4, 2.04, 2.05), 14, 10.12),
+    ],
+)
+def test_two_ranks(
+    name: str, kind: str, requests: tuple[int, float, float], steps: int, step_ms: float
+) -> None:
+    folder = sample_path(name)
     capture = open_capture([folder], cache=False)
     assert [(trace.rank, trace.world_size, trace.device_name) for trace in capture.traces] == [
         (0, 2, "NVIDIA H200"),
@@ -107,15 +116,15 @@ def test_two_ranks() -> None:
     assert set(capture.manifest["hooks"].values()) == {"took"}
     assert all((folder / f"rank{rank}.trace.json.gz").stat().st_size < 1e6 for rank in (0, 1))
     tpot = [request.tpot_ms or 0.0 for request in read_client(folder) or ()]
-    assert (len(tpot), round(min(tpot), 2), round(max(tpot), 2)) == (2, 2.52, 2.55)
+    assert (len(tpot), round(min(tpot), 2), round(max(tpot), 2)) == requests
     for trace in capture.traces:
-        assert sum(trace.names[i].startswith("ll.step[") for i in trace.spans.name) == 13
+        assert sum(trace.names[i].startswith("ll.step[") for i in trace.spans.name) == steps
         clock = read_clock(folder, trace.rank)
         assert clock is not None
         span = np.array(clock.span)
         is_step = span == "ll.step"
-        lengths = np.diff(clock.gpu_start_ns[is_step & (np.array(clock.kind) == "NEXTN")])
-        assert np.median(lengths) / 1e6 == pytest.approx(8.23, abs=0.015)
+        lengths = np.diff(clock.gpu_start_ns[is_step & (np.array(clock.kind) == kind)])
+        assert np.median(lengths) / 1e6 == pytest.approx(step_ms, abs=0.015)
         stalls = (span == "ll.wait.stream_synchronize").sum() / is_step.sum()
         assert stalls == pytest.approx(trace.rank, abs=0.02)
 
