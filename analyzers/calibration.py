@@ -19,13 +19,14 @@ from latencylab.analyzers.what_if import (
     Change,
     even_changes,
     find_site,
+    joint_outcome,
     made_even,
     possible_changes,
     predict,
     rank_fixes_by_replay,
     site_costs,
 )
-from latencylab.model.calibration import Calibration, Estimate, Prediction
+from latencylab.model.calibration import Calibration, Estimate, Prediction, Together
 from latencylab.model.findings import Uneven
 from latencylab.model.integrity import InputError
 from latencylab.model.unprofiled import StepClock, Unprofiled
@@ -138,10 +139,14 @@ def complete(
     costs = site_costs(model, syncs, outcomes)
     step_us = found.predicted_step_us.value if found.predicted_step_us else 0.0
     pinning = frozenset(cost.site for cost in costs if cost.verdict in ("harmful", "pinning"))
+    joint = joint_outcome(model, [cost for cost in costs if cost.site in pinning], step_us)
+    if joint is not None:
+        outcomes = (*outcomes, joint)
     fixes = rank_fixes_by_replay(outcomes, step_us, pinning, found.status == "calibrated")
     whole = replace(
         found,
         syncs=costs,
+        together=None if joint is None else Together(joint.change.sites, joint.gain_us),
         fixes=fixes,
         even_us={side: its.gain_us for side, its in zip(even, sides, strict=True)},
         run_ahead_us=_run_ahead(model),

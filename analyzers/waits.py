@@ -23,6 +23,7 @@ from latencylab.model.trace import I64, MEMCPY, MISSING, Bool, Trace
 WAITED_NS = 20_000  # a call longer than this waited: one that need not still takes 6 to 10 µs under CUPTI
 RETURN_NS = 15_000  # a waiting call returns within this time of the end of what it waited for
 BRACKETED = re.compile(r"\s*(?:\[[^\[\]()]*\]|\([^\[\]()]*\))")
+STREAM_SYNC = re.compile(r"StreamSynchronize")
 COUNTED = re.compile(r"^(?:ProfilerStep#|execute_)")  # names with a number of the step or of its tokens
 COPY_NAME = re.compile(r"(\w+to\w)\w*\s*\(.*->\s*(\w+)\)", re.IGNORECASE)
 
@@ -87,7 +88,7 @@ def resolve_waits(
     alike: list[Hashable] = list(zip(calls.api, spans, ops, seams, kinds, strict=True))
     op, evidence = calls.op.copy(), np.where(calls.op >= 0, "recorded", "unknown").astype("<U10")
     _recorded(trace, launches, calls, op, evidence)
-    copies = _copies_read(trace, launches, calls, alike)
+    copies = _copies_read(trace, launches, calls, alike, op)
     for rows in _groups(alike):
         rows = rows[evidence[rows] != "recorded"]
         if len(rows):
@@ -217,21 +218,34 @@ def _infer(launches: Launches, calls: BlockingCalls, rows: I64, op: I64, evidenc
             op[i], evidence[i] = launches.last_op[count - place], "eliminated"
 
 
-def _copies_read(trace: Trace, launches: Launches, calls: BlockingCalls, alike: list[Hashable]) -> I64:
-    """Per call the device-to-host copy that it reads, as a launch, or -1.
+def _copies_read(
+    trace: Trace, launches: Launches, calls: BlockingCalls, alike: list[Hashable], op: I64
+) -> I64:
+    """Per call the device-to-host copy that it reads, as a launch, or -1. `op` is what calls are known to
+    wait for.
 
-    A copy is its own. Otherwise it is the newest copy to the host of the calling thread, by its place,
-    that was complete at every return of the calls alike. The calls nearest to their copies choose first:
-    what one wait has read is not what a later one waits for.
+    A copy is its own, and that of the synchronisation of its stream which comes next, as torch has it for
+    pageable memory. Otherwise it is the newest copy to the host of the calling thread, by its place, that was
+    complete at every return of the calls alike. The calls nearest to their copies choose first: what one wait
+    has read is not what a later one waits for.
     """
     first = launches.first_op
     to_host = (trace.gpu.kind[first] == MEMCPY) & trace.matching(TO_HOST)[trace.gpu.name[first]]
     read = np.where(calls.op >= 0, launches.of_op[calls.op] if len(trace.gpu) else MISSING, MISSING)
-    to_host[read[read >= 0]] = False
+    blocking = np.zeros(len(launches), bool)
+    blocking[read[read >= 0]] = True
+    for i in np.flatnonzero([STREAM_SYNC.search(api) is not None for api in calls.api]).tolist():
+        newest = np.flatnonzero(launches.thread == calls.thread[i])
+        newest = newest[: np.searchsorted(launches.start[newest], calls.start[i])][-1:]
+        if len(newest) and (blocking & to_host)[newest[0]] and op[i] in (MISSING, launches.last_op[newest[0]]):
+            read[i] = newest[0]
+    to_host[blocking] = False
     waiting = [
         rows
         for rows in _groups(alike)
-        if calls.kind[rows[0]] == "explicit" and not WHOLE_DEVICE.search(calls.api[rows[0]])
+        if calls.kind[rows[0]] == "explicit"
+        and not WHOLE_DEVICE.search(calls.api[rows[0]])
+        and (read[rows] < 0).all()
     ]
     while waiting:
         offers = [(rows, _newest_done(launches, calls, rows, to_host)) for rows in waiting]

@@ -264,22 +264,35 @@ def rank_fixes_by_replay(
     their wait is waste, while kernels and host work can be made cheaper only so far. Sites that pin are named
     last where they are worth less.
     """
-    fixes = [
+
+    def order(its: Outcome) -> tuple[bool, float]:
+        pins = not pinning.isdisjoint(its.change.sites)
+        return not pins or its.gain_us.value <= WORTH * step_us, -its.gain_us.value
+
+    return tuple(
         Fix(
             its.change.what,
             max(its.gain_us.value, 0.0),
             calibrated=calibrated,
             bound="estimate",
-            site=its.change.sites[0] if its.change.sites else "",
+            site=its.change.sites[0] if len(its.change.sites) == 1 else "",
         )
-        for its in outcomes
+        for its in sorted(outcomes, key=order)
         if its.gain_us.value > WORTH * step_us or pinning.intersection(its.change.sites)
-    ]
+    )
 
-    def comes_later(fix: Fix) -> bool:
-        return fix.site not in pinning or fix.us_per_step <= WORTH * step_us
 
-    return tuple(sorted(fixes, key=lambda fix: (comes_later(fix), -fix.us_per_step)))
+def joint_outcome(model: Model, costs: Sequence[SiteCost], step_us: float) -> Outcome | None:
+    """What removing the waits of all these sites gives, where that is clearly more than any one of them: a
+    copy to pageable memory and the synchronisation after it wait for the same work, so with one of them gone
+    the other waits instead.
+    """
+    if len(costs) < 2:
+        return None
+    what = f"remove {len(costs)} waits together: {'; '.join(cost.site for cost in costs)}"
+    (joint,) = predict(model, [Change(what, sites=tuple(cost.site for cost in costs))])
+    alone = max(cost.cost_us.value for cost in costs)
+    return joint if joint.gain_us.value - alone > WORTH * step_us else None
 
 
 def site_costs(model: Model, syncs: Sequence[Sync], outcomes: Sequence[Outcome]) -> tuple[SiteCost, ...]:

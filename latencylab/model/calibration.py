@@ -63,6 +63,15 @@ class SiteCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """Blocking sites that pin the host and wait one in another's place, and what removing all of their waits
+    gives, µs per step: more than any one of them alone."""
+
+    sites: tuple[str, ...]
+    cost_us: Estimate
+
+
+@dataclass(frozen=True, slots=True)
 class LegTime:
     """GPU time from where it comes to a leg's span to where it comes to the next leg or step, the median in
     µs: replayed, and measured by the step clock without any profiler."""
@@ -94,7 +103,8 @@ class Calibration:
     `predicted_step_us` the replayed one; `error_pct` compares them, each request predicted by a map fitted on
     the other half of the requests; `blind_error_pct` does so without knowing the host's speed in the request
     predicted. `host_factor` is None where the step does not depend on the host, `gpu_factor` where no step
-    shows it. Idle is mean µs per step, blame by site or doing. `fixes` says what each change alone gives,
+    shows it. Idle is mean µs per step, blame by site or doing. `together` is None where no waits hide behind
+    each other. `fixes` says what each change alone gives,
     `even_us` by how much the step is shorter where this rank's "host" or "gpu" does no more than the other
     ranks' (where it does more, and the replay has all of that), `notes` what the replay leaves out.
     """
@@ -114,6 +124,7 @@ class Calibration:
     idle_host_blame_us: dict[str, Estimate] = field(default_factory=dict)
     run_ahead_us: dict[str, Estimate] = field(default_factory=dict)
     syncs: tuple[SiteCost, ...] = ()
+    together: Together | None = None
     spans: tuple[SpanTime, ...] = ()
     host_factor: Estimate | None = None
     gpu_factor: float | None = None

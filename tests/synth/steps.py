@@ -20,6 +20,7 @@ from synth.actions import (
     Gc,
     GraphLaunch,
     Launch,
+    Memory,
     Node,
     Overhead,
     Program,
@@ -66,7 +67,8 @@ class Shape:
 
     `stall` makes each run_batch begin with a 16-byte copy to pinned memory on a side stream and a
     cudaStreamSynchronize on it. The copy waits for the last step's result, which is there before the
-    draft extend leg (of kinds without one: at the end of the last leg).
+    draft extend leg (of kinds without one: at the end of the last leg). To memory that is `Pageable` the copy
+    itself blocks, and the synchronisation after it finds nothing more to wait for.
     """
 
     host: int = 10_000
@@ -79,6 +81,7 @@ class Shape:
     prefill_dur: int = 60_000
     legs: tuple[Leg, ...] | None = None
     stall: bool = False
+    stall_memory: Memory = "Pinned"
     stall_ops: int = 3  # framework ops after it
     sync_dur: int = 6_000
     return_delay: int = 3_000
@@ -184,7 +187,7 @@ class _Loop:
     def stall(self, i: int) -> list[Action]:
         """The blocking read: nothing to wait for in the first step, but read all the same."""
         s = self.s
-        copy = Copy("DtoH", 16, "Pinned", 1_500, SIDE_STREAM, s.call_dur, s.latency)
+        copy = Copy("DtoH", 16, s.stall_memory, 1_500, SIDE_STREAM, s.call_dur, s.latency)
         wait = StreamSync(SIDE_STREAM, s.sync_dur, s.return_delay)
         out: list[Action] = [StreamWait(f"accept{i - 1}", SIDE_STREAM), copy, Python(500), wait]
         for _ in range(s.stall_ops):
