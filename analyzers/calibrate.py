@@ -94,7 +94,8 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A calibrated model of the steps of one kind: `steps` are those that replays are summed over."""
+    """A calibrated model of the steps of one kind: `steps` are those that replays are summed over, `unmarked`
+    the spans that hold waits of which the clock has no row."""
 
     view: KindView
     program: Program
@@ -102,6 +103,7 @@ class Model:
     shape: Curve
     stretches: Stretches
     steps: I64
+    unmarked: frozenset[str] = frozenset()
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -138,7 +140,7 @@ def fit_model(view: KindView, clock: StepClock, peers: PeerWaits | None = None) 
     program, steps = program_of(view, peers, clocked)
     (host_map, shape), *halves = fit(program, steps, timed, [np.ones(len(timed), bool), *_halves(timed)])
     stretches = _stretches(timed, stretch_speeds(program, steps, timed, host_map, shape))
-    model = Model(view, program, host_map, shape, stretches, steps)
+    model = Model(view, program, host_map, shape, stretches, steps, timed.unmarked)
     return model, _test(model, timed, halves)
 
 

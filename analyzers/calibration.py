@@ -12,6 +12,7 @@ from latencylab.analyzers.host_map_carry import carry
 from latencylab.analyzers.leg_check import check_legs
 from latencylab.analyzers.ranks import RankSet
 from latencylab.analyzers.replay_build import PeerWaits
+from latencylab.analyzers.shares import NO_SPAN
 from latencylab.analyzers.syncs import summarise_syncs
 from latencylab.analyzers.uneven import HOST_IDLE
 from latencylab.analyzers.view import KindView
@@ -139,7 +140,7 @@ def complete(
     costs = site_costs(model, syncs, outcomes)
     step_us = found.predicted_step_us.value if found.predicted_step_us else 0.0
     pinning = frozenset(cost.site for cost in costs if cost.verdict in ("harmful", "pinning"))
-    joint = joint_outcome(model, [cost for cost in costs if cost.site in pinning], step_us)
+    joint = joint_outcome(model, costs, step_us)
     if joint is not None:
         outcomes = (*outcomes, joint)
     fixes = rank_fixes_by_replay(outcomes, step_us, pinning, found.status == "calibrated")
@@ -151,9 +152,21 @@ def complete(
         even_us={side: its.gain_us for side, its in zip(even, sides, strict=True)},
         run_ahead_us=_run_ahead(model),
         legs=() if clock is None else check_legs(model, clock),
-        notes=(PEERS,) if model.program.wait.any() else (),
+        notes=_notes(model),
     )
     return Calibrated(model, whole)
+
+
+def _notes(model: Model) -> tuple[str, ...]:
+    """What the figures leave out, or rest on less than others do."""
+    notes = [PEERS] if model.program.wait.any() else []
+    if model.unmarked:
+        where = ", ".join(sorted(span or NO_SPAN for span in model.unmarked))
+        notes.append(
+            f"the step clock has no row of waits in {where}: the host's speed is read from how long"
+            " the steps' spans last"
+        )
+    return tuple(notes)
 
 
 def _run_ahead(model: Model) -> dict[str, Estimate]:

@@ -4,7 +4,7 @@ With P the host time of a sort in a step of the trace, a stretch of steps withou
 speed * relative[sort] * P of it. `relative` comes from the spans that the clock has, waiting left out. Where
 it does not have waiting apart, `relative` is 1 within the step's span; between the spans it comes from steps
 that do not wait there. The speed of a stretch is a state of the machine, read from its spans: the ratio of
-the sums where the clock has waiting apart, else the speed at which the replayed span of the step lasts as
+the sums where the clock has all waiting apart, else the speed at which the replayed span of the step lasts as
 long as the measured one. The lengths of steps enter in one place alone: where they depend on the GPU, its
 factor is the one with which the predicted steps are as long as the measured ones.
 """
@@ -240,7 +240,7 @@ def stretch_speeds(program: Program, steps: I64, clock: ClockSteps, host_map: Ho
     at several speeds: the one nearest to the usual speed counts. Where waits make it as long at any speed,
     the time between the spans tells.
     """
-    if clock.waits and clock.self_ns:
+    if clock.waits and clock.self_ns and not clock.unmarked:
         total = np.sum(list(clock.self_ns.values()), axis=0)
         unit = host_factors(program, host_map.relative, np.ones(1))[:, 0]
         # What is queued evens out the host's slow and quick steps: it is their mean that holds the GPU up.
@@ -301,7 +301,11 @@ def _relative(program: Program, steps: I64, clock: ClockSteps, chosen: Bool) -> 
     if not detailed.any():
         return relative
     measured = {name: float(np.median(ns[detailed])) for name, ns in clock.self_ns.items()}
-    both = [name for name, ns in profiled_ns.items() if ns >= LEAST_NS and measured.get(name, 0.0) > 0]
+    both = [
+        name
+        for name, ns in profiled_ns.items()
+        if ns >= LEAST_NS and measured.get(name, 0.0) > 0 and name not in clock.unmarked
+    ]
     whole = sum(measured[name] for name in both) / max(sum(profiled_ns[name] for name in both), 1.0)
     factors = {name: measured[name] / profiled_ns[name] for name in both}
     for row, sort in enumerate(program.sorts):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latencylab.analyzers.marks import Marks
 from latencylab.analyzers.replay import F64
-from latencylab.analyzers.replay_build import clock_name
+from latencylab.analyzers.replay_build import Spans, clock_name
 from latencylab.analyzers.view import KindView
 from latencylab.model.integrity import InputError
 from latencylab.model.trace import I64, MISSING, Bool
@@ -18,6 +19,7 @@ from latencylab.model.unprofiled import PROBE, STEP_SPANS, StepClock
 MOST_ODD = 0.01  # of the spans, which damage may have reached without making the others doubtful
 STRETCH = 16  # steps in a row of one request, whose host has one speed
 OUTLIER_TIMES = 3  # the median step, as in a trace
+LITTLE = 0.01  # of the steps, waited where the clock has no row of it
 RARE = 0.5  # of the steps that have the commonest span: a span of fewer is no part of every step
 UNNAMED_DECODES = {"decode", "step", ""}  # what a clock may call steps of any kind but prefill
 PREFILLS = {"prefill", "extend"}
@@ -31,7 +33,8 @@ class ClockSteps:
     where the clock has it; `span` the step's own span, `between` from its end to the next one's start;
     `stretch` counts runs of up to 16 steps of one request. `self_ns` holds, per name of a span that the trace
     has too, the host time in it and in no inner one, without waiting ("" outside the step's span);
-    it tells names apart only in steps that are `detailed`. `waits` says that waiting was measured apart."""
+    it tells names apart only in steps that are `detailed`. `waits` says that waiting was measured apart, and
+    `unmarked` names the spans in which the trace shows waits that the clock has no row for."""
 
     request: I64
     length: I64
@@ -41,6 +44,7 @@ class ClockSteps:
     self_ns: dict[str, F64]
     waits: bool
     detailed: Bool
+    unmarked: frozenset[str]
 
     def __len__(self) -> int:
         return len(self.length)
@@ -86,7 +90,28 @@ def clock_steps(clock: StepClock, view: KindView, clocked: frozenset[str]) -> Cl
         self_ns=self_ns,
         waits=bool((clock.waiting_ns >= 0).any()),
         detailed=_detailed(clock, rows[kept], until[kept], name),
+        unmarked=_unmarked(view, clocked),
     )
+
+
+def _unmarked(view: KindView, clocked: frozenset[str]) -> frozenset[str]:
+    """The spans, of those that the clock has, in which the host waits without our mark around the call, as in
+    `Tensor.to("cpu")`: what has no mark in the trace has no row in the clock. None where that is little, or
+    the trace has no marks, so that it cannot tell."""
+    trace, waits = view.rank.trace, view.rank.waits
+    marks = Marks.of(trace, WAIT)
+    rows = np.flatnonzero(view.calls & (waits.blocked > 0)) if len(marks) else np.zeros(0, np.int64)
+    thread, start = waits.calls.thread[rows], waits.calls.start[rows]
+    bare = marks.holding(thread, start) < 0
+    steps = view.rank.steps
+    if waits.blocked[rows[bare]].sum() < LITTLE * (steps.end - steps.start)[view.used].sum():
+        return frozenset()
+    found: set[str] = set()
+    for its in np.unique(thread[bare]).tolist():
+        spans = Spans.of(trace, its, clocked)
+        labels = np.unique(spans.at(start[bare & (thread == its)])).tolist()
+        found |= {spans.name(label) for label in labels}
+    return frozenset(found)
 
 
 def _detailed(clock: StepClock, rows: I64, until: I64, step_span: str) -> Bool:

@@ -106,15 +106,15 @@ def _in_truth(
     cost = next((its.cost_us.value for its in calibration.syncs if worst and its.site == worst.site), 0.0)
     waits = f"The GPU waits {_share(idle_us, step_us)} of the step for the host"
     waits = f"{waits}; in the trace, which the profiler slows, {traced}."
-    together = _together(calibration, step_us)
+    together = _together(calibration, step, step_us)
     if worst is not None and cost >= SMALL * step_us:
         costs = (
             f"A blocking call costs {cost / 1000:.2f} ms of the {step}: {worst.site}{alone},"
             f" {_times(worst.per_step)}, {_behind(worst)}."
         )
-        return [costs, waits, *([f"Blocking calls together cost {together}."] if together else [])]
+        return [costs, waits, *([together] if together else [])]
     if together:
-        return [f"Blocking calls cost the {step} together {together}.", waits]
+        return [together, waits]
     pinned = []
     if worst is not None:
         site = f"{worst.site}{alone}," if alone else worst.site
@@ -137,12 +137,15 @@ def _in_truth(
     ]
 
 
-def _together(calibration: Calibration, step_us: float) -> str:
+def _together(calibration: Calibration, step: str, step_us: float) -> str:
     """What waits cost that hide behind each other, and which they are; "" where that is little."""
     its = calibration.together
     if its is None or its.cost_us.value < SMALL * step_us:
         return ""
-    return f"{_ms(its.cost_us.value)}, as without one the host waits in another: {'; '.join(its.sites)}"
+    return (
+        f"{len(its.sites)} blocking calls together cost {_ms(its.cost_us.value)} of the {step}, and with one"
+        f" of them gone the host waits in another: {'; '.join(its.sites)}."
+    )
 
 
 def _behind(sync: Sync) -> str:

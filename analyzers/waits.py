@@ -237,7 +237,11 @@ def _copies_read(
     for i in np.flatnonzero([STREAM_SYNC.search(api) is not None for api in calls.api]).tolist():
         newest = np.flatnonzero(launches.thread == calls.thread[i])
         newest = newest[: np.searchsorted(launches.start[newest], calls.start[i])][-1:]
-        if len(newest) and (blocking & to_host)[newest[0]] and op[i] in (MISSING, launches.last_op[newest[0]]):
+        if (
+            len(newest)
+            and (blocking & to_host)[newest[0]]
+            and op[i] in (MISSING, launches.last_op[newest[0]])
+        ):
             read[i] = newest[0]
     to_host[blocking] = False
     waiting = [

@@ -283,11 +283,12 @@ def rank_fixes_by_replay(
 
 
 def joint_outcome(model: Model, costs: Sequence[SiteCost], step_us: float) -> Outcome | None:
-    """What removing the waits of all these sites gives, where that is clearly more than any one of them: a
-    copy to pageable memory and the synchronisation after it wait for the same work, so with one of them gone
-    the other waits instead.
+    """What removing the waits of all sites gives that pin the host, or may, where that is clearly more than
+    any one of them: a copy to pageable memory and the synchronisation after it wait for the same work, so
+    with one of them gone the other waits instead.
     """
-    if len(costs) < 2:
+    costs = [cost for cost in costs if cost.verdict != "hidden"]
+    if len(costs) < 2 or all(cost.verdict == "unclear" for cost in costs):
         return None
     what = f"remove {len(costs)} waits together: {'; '.join(cost.site for cost in costs)}"
     (joint,) = predict(model, [Change(what, sites=tuple(cost.site for cost in costs))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from latencylab.model.calibration import Calibration, Estimate, SiteCost
+from latencylab.model.calibration import Calibration, Estimate, SiteCost, Together
 from latencylab.model.findings import Analysis, Sync
 from latencylab.reports import format as fmt
 
@@ -66,6 +66,8 @@ def lines(found: Calibration, traced_host_us: float | None) -> list[tuple[str, s
         off = ", ".join(f"{its.leg} {percent(its.error_pct)}" for its in found.legs)
         rows.append(("GPU legs", f"from leg to leg the replay is off the clock by: {off}"))
     rows += [("wait", _site(site)) for site in found.syncs if matters(site)]
+    if found.together is not None:
+        rows.append(("together", _together(found.together)))
     return rows + [("note", note) for note in found.notes]
 
 
@@ -111,6 +113,14 @@ def _site(site: SiteCost) -> str:
     shorter = f"{fmt.us(site.cost_us.value)} µs ({between(site.cost_us)})"
     gain = f"without the wait steps are {shorter} shorter"
     return f"{site.site}: {blocks}; {gain}; {site.verdict}"
+
+
+def _together(its: Together) -> str:
+    shorter = f"{fmt.us(its.cost_us.value)} µs ({between(its.cost_us)}) shorter"
+    return (
+        f"without these {len(its.sites)} waits steps are {shorter}; with one gone the host waits in another:"
+        f" {'; '.join(its.sites)}"
+    )
 
 
 def in_truth(analysis: Analysis) -> str:
@@ -197,6 +207,13 @@ def to_contract(found: Calibration) -> dict[str, Any]:
             }
             for site in found.syncs
         ],
+        "together": None
+        if found.together is None
+        else {
+            "sites": list(found.together.sites),
+            "cost_us": found.together.cost_us.value,
+            "cost_interval_us": interval(found.together.cost_us),
+        },
         "spans": [
             {
                 "span": its.span,

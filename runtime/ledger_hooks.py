@@ -230,9 +230,9 @@ def enliven(model: Any) -> None:
     SGLang's own are within 0.001 of zero, norms included, and alike in layers of one shape. A weight of shape
     (..., inputs) gets the standard deviation inputs ** -0.5, which is 0.02 for a width of 2,560 and keeps the
     scale of what passes through it; a norm's becomes 1. The seed is the weight's name, so each has its own
-    and all processes the same. All are drawn as bf16, which is what checkpoints hold: so a weight has the same
-    values in a configuration that keeps it as fp32. What is no weight (biases, scales, KDA's A_log and
-    dt_bias) stays, and so does what has fewer than 16 bits.
+    and all processes the same. All are drawn as bf16, as checkpoints have them, so that a weight has the same
+    values where it is kept as fp32. What is no weight (biases, scales, KDA's A_log and dt_bias) stays, and so
+    does what has fewer than 16 bits.
     """
     import torch
 

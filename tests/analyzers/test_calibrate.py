@@ -162,6 +162,56 @@ def test_a_wait_that_looks_free_in_the_trace_is_found_dear() -> None:
     assert any(fix.site == site.site and fix.calibrated for fix in model.found.fixes)
 
 
+def pageable(steps: int, *, stall: bool = True, marked: bool = True) -> Scenario:
+    """As torch reads to pageable memory: the copy blocks, and the call after it waits for the same."""
+    shape = Shape(host=STALLED, legs=(*LEGS[:2], EXTEND), stall=stall, stall_memory="Pageable")
+    return with_marks(decode_loop(["nextn"] * steps, shape), streams=marked)
+
+
+def test_waits_that_hide_behind_each_other_are_found_dear_together() -> None:
+    its = found(capture(pageable, lambda s: slowed(s, 2.2)))
+    truth = true_step(pageable) - true_step(lambda steps: pageable(steps, stall=False))
+    assert its.together is not None
+    assert its.together.cost_us.value == pytest.approx(truth, rel=0.05)
+    assert [site.partition(" in ")[0] for site in its.together.sites] == [
+        "cudaMemcpyAsync",
+        "cudaStreamSynchronize",
+    ]
+    assert all("16 B DtoH Pageable" in site for site in its.together.sites)
+    assert max(cost.cost_us.value for cost in its.syncs) < 0.2 * truth
+    assert its.fixes[0].what.startswith("remove 2 waits together: cudaMemcpyAsync in ")
+    assert its.fixes[0].us_per_step == its.together.cost_us.value
+    verdict = analyze(capture(pageable, lambda s: slowed(s, 2.2)), timelines=False).verdict
+    assert verdict.text.startswith(
+        "2 blocking calls together cost 0.05 ms of the 0.63 ms NEXTN step, and with"
+    )
+
+
+def test_one_wait_alone_is_not_told_twice() -> None:
+    its = found(capture(lambda steps: loop(STALLED, steps, stall=True), lambda s: slowed(s, 2.2)))
+    assert its.together is None
+
+
+@pytest.mark.parametrize("profiler", [uniform, lambda s: slowed(s, 2.2)])
+def test_waits_of_which_the_clock_has_no_row(profiler: Callable[[Scenario], Scenario]) -> None:
+    """They are in the spans around them, where they would pass for the host's work."""
+
+    def scenario(steps: int) -> Scenario:
+        return pageable(steps, marked=False)
+
+    marked = capture(scenario, profiler)
+    runs = [simulate(slowed(scenario(40), host)) for host in HOSTS]
+    clock = step_clock(runs, unmarked="Memcpy|StreamSync")
+    its = found(replace(marked, unprofiled=Unprofiled((), {0: clock})))
+    assert its.status == "calibrated", its.reason
+    assert its.predicted_step_us is not None
+    assert its.predicted_step_us.value == pytest.approx(true_step(scenario), rel=0.02)
+    assert its.together is not None
+    truth = true_step(scenario) - true_step(lambda steps: pageable(steps, stall=False))
+    assert its.together.cost_us.value == pytest.approx(truth, rel=0.15)
+    assert any("no row of waits in scheduler.run_batch" in note for note in its.notes)
+
+
 def test_changes_that_the_step_does_not_depend_on_give_nothing() -> None:
     model = calibrated(capture(lambda steps: loop(GPU_BOUND, steps), lambda s: slowed(s, 1.2)))
     assert model.predict(Change("", spans=(("draft", 0.5),))).gain_us.value == pytest.approx(0, abs=0.5)

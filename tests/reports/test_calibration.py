@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from latencylab.model.calibration import Calibration, Estimate, LegTime, SiteCost, SpanTime
+from latencylab.model.calibration import Calibration, Estimate, LegTime, SiteCost, SpanTime, Together
 from latencylab.model.findings import Analysis
 from latencylab.reports import calibration
 from latencylab.reports.contract import schema, to_contract
@@ -48,6 +48,7 @@ def calibrated(status: str = "calibrated", name: str = "cudaStreamSynchronize in
                 "harmful",
             ),
         ),
+        together=Together((name, "cudaMemcpyAsync in run_batch"), Estimate(1_300.0, 1_250.0, 1_350.0)),
         spans=(SpanTime(name, 10_446.0, Estimate(5_097.0, 4_700.0, 5_400.0), Estimate(0.49, 0.45, 0.52)),),
         host_factor=Estimate(0.5, 0.46, 0.54),
         gpu_factor=None,
@@ -94,6 +95,7 @@ def test_the_block_on_the_first_screen(with_calibration: With) -> None:
         "1,427.0 µs (1,196.0 to 1,617.0)",
         "blocks 1,620.0 µs a step, 3.2 in the trace",
         "1,082.0 µs (1,023.0 to 1,154.0) shorter",
+        "without these 2 waits steps are 1,300.0 µs (1,250.0 to 1,350.0) shorter; with one gone",
         "host work takes 0.50 (0.46 to 0.54) of its time in the trace",
         "the GPU's is not identified",
     ):
@@ -131,6 +133,11 @@ def test_the_contract(with_calibration: With, status: str) -> None:
     assert its["interval_us"]["predicted_step"] == [7_075.0, 7_859.0]
     assert its["syncs"][0]["cost_us"] == 1_082.0
     assert (its["even_us"], its["even_interval_us"]) == ({"host": 3.0}, {"host": [-1.0, 7.0]})
+    assert its["together"] == {
+        "sites": ["cudaStreamSynchronize in run_batch", "cudaMemcpyAsync in run_batch"],
+        "cost_us": 1_300.0,
+        "cost_interval_us": [1_250.0, 1_350.0],
+    }
     assert its["legs"][0] == {"leg": "draft", "predicted_us": 1_010.0, "measured_us": 1_000.0}
     assert its["notes"] == ["this rank is replayed alone"]
     jsonschema.validate(to_contract(with_calibration(Calibration("uncalibrated", "why"))), schema())

@@ -18,9 +18,9 @@ BETWEEN_REQUESTS = 1_000_000_000
 _BRACKETS = re.compile(r"\s*\[[^\]]*\]")
 
 
-def step_clock(runs: Sequence[Run], *, full: bool = True) -> StepClock:
+def step_clock(runs: Sequence[Run], *, full: bool = True, unmarked: str | None = None) -> StepClock:
     """The clock of these runs, a request each, one after the other. `full` has every span, and waiting apart;
-    else there are the rows of steps alone."""
+    else there are the rows of steps alone. Calls that match `unmarked` have no row of their own."""
     rows: list[tuple[int, str, int, int, int, str, int, int]] = []
     step = 0
     for request, run in enumerate(runs):
@@ -37,6 +37,8 @@ def step_clock(runs: Sequence[Run], *, full: bool = True) -> StepClock:
                 rows.append((step + its, name, *_shifted(mark, shift), -1, _kind(run, its), request, on_gpu))
         if full:
             for wait in run.waits:
+                if unmarked and re.search(unmarked, wait.call.name):
+                    continue
                 its = int(np.searchsorted(starts, wait.start, side="right")) - 1
                 done = wait.waited.end if wait.waited else wait.start
                 waiting = min(max(done - wait.start, 0), wait.end - wait.start)

@@ -69,9 +69,9 @@ def with_profiler_overhead(scenario: Scenario, dur: int, every: int = 10, inside
     return rewritten(scenario, rule)
 
 
-def with_marks(scenario: Scenario) -> Scenario:
+def with_marks(scenario: Scenario, *, streams: bool = True) -> Scenario:
     """The spans that our runtime adds: `ll.step` around each run_batch, `ll.replay` around each graph launch,
-    and marks around the calls of events and streams. Kinds are those of the scenario."""
+    and marks around the calls of events and, with `streams`, streams. Kinds are those of the scenario."""
     events: dict[str, int] = {}
     steps = 0
     words = {"nextn": "NEXTN", "dspark": "DSpark"}
@@ -95,7 +95,7 @@ def with_marks(scenario: Scenario) -> Scenario:
             case StreamWait(event, stream):
                 number = events.setdefault(event, len(events))
                 return [Span(f"ll.stream_wait[event={number} stream={stream} step={steps}]", (action,))]
-            case StreamSync(stream):
+            case StreamSync(stream) if streams:
                 return [Span(f"ll.wait.stream_synchronize[stream={stream} step={steps}]", (action,))]
         return [action]
 
