@@ -144,7 +144,7 @@ def _together(calibration: Calibration, step: str, step_us: float) -> str:
         return ""
     return (
         f"{len(its.sites)} blocking calls together cost {_ms(its.cost_us.value)} of the {step}, and with one"
-        f" of them gone the host waits in another: {'; '.join(its.sites)}."
+        f" of them gone the host waits in another: {its.names}."
     )
 
 

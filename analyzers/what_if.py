@@ -16,7 +16,7 @@ from latencylab.analyzers.replay_build import clock_name
 from latencylab.analyzers.shares import NO_SPAN
 from latencylab.analyzers.syncs import is_shown, verdict_of
 from latencylab.analyzers.uneven import what_to_do
-from latencylab.model.calibration import Estimate, Fix, SiteCost
+from latencylab.model.calibration import Estimate, Fix, SiteCost, names_together
 from latencylab.model.findings import Excess, Sync, Uneven
 from latencylab.model.integrity import InputError
 from latencylab.model.trace import MISSING, Bool
@@ -290,8 +290,9 @@ def joint_outcome(model: Model, costs: Sequence[SiteCost], step_us: float) -> Ou
     costs = [cost for cost in costs if cost.verdict != "hidden"]
     if len(costs) < 2 or all(cost.verdict == "unclear" for cost in costs):
         return None
-    what = f"remove {len(costs)} waits together: {'; '.join(cost.site for cost in costs)}"
-    (joint,) = predict(model, [Change(what, sites=tuple(cost.site for cost in costs))])
+    sites = tuple(cost.site for cost in costs)
+    what = f"remove {len(sites)} waits together: {names_together(sites)}"
+    (joint,) = predict(model, [Change(what, sites=sites)])
     alone = max(cost.cost_us.value for cost in costs)
     return joint if joint.gain_us.value - alone > WORTH * step_us else None
 

@@ -119,7 +119,7 @@ def _together(its: Together) -> str:
     shorter = f"{fmt.us(its.cost_us.value)} µs ({between(its.cost_us)}) shorter"
     return (
         f"without these {len(its.sites)} waits steps are {shorter}; with one gone the host waits in another:"
-        f" {'; '.join(its.sites)}"
+        f" {its.names}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,6 +70,20 @@ class Together:
 
     sites: tuple[str, ...]
     cost_us: Estimate
+
+    @property
+    def names(self) -> str:
+        return names_together(self.sites)
+
+
+def names_together(sites: Sequence[str]) -> str:
+    """Several sites as one text; of those in one place, the calls and then the place:
+    `cudaMemcpyAsync and cudaStreamSynchronize in scheduler.run_batch, 4 B DtoH Pageable; …`."""
+    places: dict[str, list[str]] = {}
+    for site in sites:
+        call, within, place = site.partition(" in ")
+        places.setdefault(within + place, []).append(call)
+    return "; ".join(" and ".join(calls) + place for place, calls in places.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from latencylab.analyzers.host_map_carry import refuse_other_software
 from latencylab.analyzers.replay_build import clock_name
 from latencylab.analyzers.step_clock import clock_steps
 from latencylab.analyzers.what_if import Change
-from latencylab.model.calibration import Calibration
+from latencylab.model.calibration import Calibration, names_together
 from latencylab.model.capture import Capture
 from latencylab.model.findings import Analysis
 from latencylab.model.integrity import InputError
@@ -179,12 +179,18 @@ def test_waits_that_hide_behind_each_other_are_found_dear_together() -> None:
     ]
     assert all("16 B DtoH Pageable" in site for site in its.together.sites)
     assert max(cost.cost_us.value for cost in its.syncs) < 0.2 * truth
-    assert its.fixes[0].what.startswith("remove 2 waits together: cudaMemcpyAsync in ")
+    calls = "cudaMemcpyAsync and cudaStreamSynchronize in scheduler.run_batch, 16 B DtoH Pageable"
+    assert its.fixes[0].what.startswith(f"remove 2 waits together: {calls}")
     assert its.fixes[0].us_per_step == its.together.cost_us.value
     verdict = analyze(capture(pageable, lambda s: slowed(s, 2.2)), timelines=False).verdict
     assert verdict.text.startswith(
         "2 blocking calls together cost 0.05 ms of the 0.63 ms NEXTN step, and with"
     )
+
+
+def test_sites_of_several_places_are_named_by_place() -> None:
+    sites = ("a in run, x", "b in run, y", "c in run, x", "d")
+    assert names_together(sites) == "a and c in run, x; b in run, y; d"
 
 
 def test_one_wait_alone_is_not_told_twice() -> None:
