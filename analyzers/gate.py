@@ -150,7 +150,10 @@ def _headline(
 def cost(site: SiteVerdict) -> str:
     """What a site costs, and how that is known."""
     if site.calibrated:
-        return f"costs {site.cost_us:,.1f} µs a step without the profiler (calibrated)"
+        more = ""
+        if site.together_us is not None:
+            more = f", {site.together_us:,.1f} with those that wait in its place"
+        return f"costs {site.cost_us:,.1f} µs a step{more}, without the profiler (calibrated)"
     if site.cost_us < LEAST_US:
         return "its cost not calibrated (the trace, with its slow host, shows none)"
     return f"costs at least {site.cost_us:,.1f} µs a step (lower bound from the trace, not calibrated)"

@@ -113,6 +113,8 @@ def _metrics(requests: Sequence[Request], analysis: Analysis) -> Iterator[tuple[
 def _sites(analysis: Analysis) -> tuple[RunSite, ...]:
     """The blocking sites of the main kind of step, over all ranks."""
     costs = {fix.site: fix.us_per_step for fix in analysis.fixes if fix.site and fix.calibrated}
+    calibration = analysis.calibration
+    together = calibration.together if calibration and calibration.status == "calibrated" else None
     by_site: dict[str, list[Sync]] = {}
     for rank in analysis.ranks:
         for sync in rank.main.syncs:
@@ -125,6 +127,7 @@ def _sites(analysis: Analysis) -> tuple[RunSite, ...]:
             per_step=max(sync.per_step for sync in syncs),
             idle_us=max(sync.idle_us for sync in syncs),
             cost_us=costs.get(site),
+            together_us=together.cost_us.value if together and site in together.sites else None,
         )
         for site, syncs in by_site.items()
     )

@@ -30,7 +30,11 @@ def judge_sites(base: Sequence[Run], head: Sequence[Run], policy: Policy) -> tup
         if site not in after and _failing(its, policy)
     ]
     order: tuple[Decision, ...] = ("regression", "inconclusive", "improvement")
-    return tuple(sorted(verdicts, key=lambda one: (order.index(one.decision), -one.cost_us, one.site)))
+
+    def first(one: SiteVerdict) -> tuple[int, float, str]:
+        return order.index(one.decision), -max(one.cost_us, one.together_us or 0.0), one.site
+
+    return tuple(sorted(verdicts, key=first))
 
 
 def _by_site(runs: Sequence[Run]) -> dict[str, list[RunSite]]:
@@ -86,6 +90,7 @@ def _doubt(sites: Sequence[RunSite], policy: Policy) -> str:
 
 def _told(site: str, runs: Sequence[RunSite], of: int, decision: Decision, reason: str) -> SiteVerdict:
     costs = [one.cost_us for one in runs if one.cost_us is not None]
+    together = [one.together_us for one in runs if one.together_us is not None]
     return SiteVerdict(
         site=site,
         decision=decision,
@@ -96,4 +101,5 @@ def _told(site: str, runs: Sequence[RunSite], of: int, decision: Decision, reaso
         cost_us=median(costs) if costs else median(one.idle_us for one in runs),
         calibrated=bool(costs),
         reason=reason,
+        together_us=median(together) if together else None,
     )

@@ -38,7 +38,8 @@ def interval(one: MetricVerdict) -> str:
 def site_cost(site: SiteVerdict) -> str:
     """What a site costs a step, with the side on which that lies."""
     if site.calibrated:
-        return f"{site.cost_us:,.1f} µs"
+        together = "" if site.together_us is None else f", together {site.together_us:,.1f}"
+        return f"{site.cost_us:,.1f}{together} µs"
     return f"≥ {site.cost_us:,.1f} µs (not calibrated)" if site.cost_us >= LEAST_US else "not calibrated"
 
 

@@ -67,7 +67,8 @@ class RunSite:
     """A site at which the host blocks, over all ranks: the worst verdict and the best evidence of any.
 
     `idle_us` is what the trace charges to it per step, a lower bound where it pins; `cost_us` what
-    calibration says that it costs without the profiler, None where nothing calibrates it.
+    calibration says that it costs without the profiler, None where nothing calibrates it, and `together_us`
+    what it costs with the sites that wait in its place.
     """
 
     site: str
@@ -76,6 +77,7 @@ class RunSite:
     per_step: float
     idle_us: float
     cost_us: float | None = None
+    together_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,8 @@ class SiteVerdict:
     """What is said of one blocking site that not all runs of both sides agree on.
 
     `runs` of the head's `of` runs have it, with this verdict and evidence at worst. `cost_us` is its cost per
-    step: calibration's word where `calibrated`, else the lower bound that the trace gives.
+    step: calibration's word where `calibrated`, else the lower bound that the trace gives. `together_us` is
+    what it costs with the sites that wait in its place, where there are such.
     """
 
     site: str
@@ -196,6 +199,7 @@ class SiteVerdict:
     cost_us: float
     calibrated: bool
     reason: str
+    together_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,11 @@ def test_the_first_line_names_the_site_and_its_cost() -> None:
     assert "pinning, its cost not calibrated" in none
     assert "0.0 µs" not in none
     known = judge([run()], [run(sites=(replace(SITE, cost_us=1234.5),))]).headline
-    assert "costs 1,234.5 µs a step without the profiler (calibrated)" in known
+    assert "costs 1,234.5 µs a step, without the profiler (calibrated)" in known
+    hidden = replace(SITE, cost_us=4.8, together_us=945.3)
+    result = judge([run()], [run(sites=(hidden, replace(hidden, site="cudaMemcpyAsync", together_us=None)))])
+    assert "costs 4.8 µs a step, 945.3 with those that wait in its place, without the" in result.headline
+    assert [site.together_us for site in result.sites] == [945.3, None]
     worse = replace(SITE, site="cudaDeviceSynchronize", cost_us=2000.0)
     both = judge([run()], [run(sites=(SITE, worse))]).headline
     assert "new blocking site and 1 more: cudaDeviceSynchronize" in both
