@@ -234,15 +234,17 @@ def _copies_read(
     read = np.where(calls.op >= 0, launches.of_op[calls.op] if len(trace.gpu) else MISSING, MISSING)
     blocking = np.zeros(len(launches), bool)
     blocking[read[read >= 0]] = True
-    for i in np.flatnonzero([STREAM_SYNC.search(api) is not None for api in calls.api]).tolist():
-        newest = np.flatnonzero(launches.thread == calls.thread[i])
-        newest = newest[: np.searchsorted(launches.start[newest], calls.start[i])][-1:]
-        if (
-            len(newest)
-            and (blocking & to_host)[newest[0]]
-            and op[i] in (MISSING, launches.last_op[newest[0]])
-        ):
-            read[i] = newest[0]
+    syncs = np.array([STREAM_SYNC.search(api) is not None for api in calls.api], bool)
+    for thread in np.unique(calls.thread[syncs]).tolist():
+        rows, mine = (
+            np.flatnonzero(syncs & (calls.thread == thread)),
+            np.flatnonzero(launches.thread == thread),
+        )
+        before = np.searchsorted(launches.start[mine], calls.start[rows])
+        rows, newest = rows[before > 0], mine[before[before > 0] - 1]
+        waited = (op[rows] == MISSING) | (op[rows] == launches.last_op[newest])
+        its = (blocking & to_host)[newest] & waited
+        read[rows[its]] = newest[its]
     to_host[blocking] = False
     waiting = [
         rows

@@ -283,18 +283,34 @@ def rank_fixes_by_replay(
 
 
 def joint_outcome(model: Model, costs: Sequence[SiteCost], step_us: float) -> Outcome | None:
-    """What removing the waits of all sites gives that pin the host, or may, where that is clearly more than
-    any one of them: a copy to pageable memory and the synchronisation after it wait for the same work, so
-    with one of them gone the other waits instead.
+    """What removing the waits of several sites gives that pin the host, or may, where that is clearly more
+    than each of them alone adds up to: a copy to pageable memory and the synchronisation after it wait for
+    the same work, so with one of them gone the other waits instead.
     """
-    costs = [cost for cost in costs if cost.verdict != "hidden"]
-    if len(costs) < 2 or all(cost.verdict == "unclear" for cost in costs):
+    alone = {cost.site: max(cost.cost_us.value, 0.0) for cost in costs if cost.verdict != "hidden"}
+    if len(alone) < 2 or all(cost.verdict in ("hidden", "unclear") for cost in costs):
         return None
-    sites = tuple(cost.site for cost in costs)
-    what = f"remove {len(sites)} waits together: {names_together(sites)}"
-    (joint,) = predict(model, [Change(what, sites=sites)])
-    alone = max(cost.cost_us.value for cost in costs)
-    return joint if joint.gain_us.value - alone > WORTH * step_us else None
+    sites = tuple(alone)
+    whole, *others = predict(model, [_removed(sites), *(_removed(_without(sites, one)) for one in sites)])
+    # Of a site that none of the others waits for, the others without it give all but what it gives alone.
+    hiding = tuple(
+        site
+        for site, rest in zip(sites, others, strict=True)
+        if whole.gain_us.value - rest.gain_us.value - alone[site] > WORTH * step_us
+    )
+    if len(hiding) < 2:
+        return None
+    joint = whole if hiding == sites else predict(model, [_removed(hiding)])[0]
+    more = joint.gain_us.value - sum(alone[site] for site in hiding)
+    return joint if more > WORTH * step_us else None
+
+
+def _without(sites: tuple[str, ...], site: str) -> tuple[str, ...]:
+    return tuple(other for other in sites if other != site)
+
+
+def _removed(sites: tuple[str, ...]) -> Change:
+    return Change(f"remove {len(sites)} waits together: {names_together(sites)}", sites=sites)
 
 
 def site_costs(model: Model, syncs: Sequence[Sync], outcomes: Sequence[Outcome]) -> tuple[SiteCost, ...]:

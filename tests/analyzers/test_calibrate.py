@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from latencylab import traces
-from latencylab.analyzers import analyze, examine, kind_in_front
+from latencylab.analyzers import analyze, examine, kind_in_front, what_if
 from latencylab.analyzers.calibration import (
     NOT_MEASURED,
     Calibrated,
@@ -22,8 +22,8 @@ from latencylab.analyzers.calibration import (
 from latencylab.analyzers.host_map_carry import refuse_other_software
 from latencylab.analyzers.replay_build import clock_name
 from latencylab.analyzers.step_clock import clock_steps
-from latencylab.analyzers.what_if import Change
-from latencylab.model.calibration import Calibration, names_together
+from latencylab.analyzers.what_if import Change, Outcome, joint_outcome
+from latencylab.model.calibration import Calibration, Estimate, SiteCost, names_together
 from latencylab.model.capture import Capture
 from latencylab.model.findings import Analysis
 from latencylab.model.integrity import InputError
@@ -186,6 +186,47 @@ def test_waits_that_hide_behind_each_other_are_found_dear_together() -> None:
     assert verdict.text.startswith(
         "2 blocking calls together cost 0.05 ms of the 0.63 ms NEXTN step, and with"
     )
+
+
+def joint_of(
+    monkeypatch: pytest.MonkeyPatch, gains: dict[str, float], verdict: str
+) -> tuple[str, float] | None:
+    """What is told together of sites with names of one letter; `gains` by the sites removed, µs."""
+
+    def outcome(change: Change) -> Outcome:
+        gain = gains["".join(sorted(change.sites))]
+        return Outcome(change, Estimate(1000 - gain, 0, 0), Estimate(gain, 0, 0))
+
+    monkeypatch.setattr(what_if, "predict", lambda model, changes: tuple(map(outcome, changes)))
+    costs = [
+        SiteCost(name, 1.0, Estimate(1, 1, 1), Estimate(us, us, us), 0.0, 1.0, verdict)  # type: ignore[arg-type]
+        for name, us in gains.items()
+        if len(name) == 1
+    ]
+    told = joint_outcome(None, costs, 1000.0)  # type: ignore[arg-type]
+    return None if told is None else ("".join(told.change.sites), told.gain_us.value)
+
+
+ADDING_UP = {"a": 300.0, "b": 200.0, "ab": 500.0}
+HIDING = {"m": 5.0, "s": 1.0, "ms": 300.0}
+BOTH = {"a": 300.0, **HIDING, "am": 305.0, "as": 301.0, "ams": 600.0}
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict", "told"),
+    [
+        ({"a": 300.0}, "pinning", None),
+        (ADDING_UP, "harmful", None),
+        (HIDING, "pinning", ("ms", 300.0)),
+        (HIDING, "unclear", None),
+        (HIDING, "hidden", None),
+        (BOTH, "pinning", ("ms", 300.0)),
+    ],
+)
+def test_only_waits_that_hide_behind_each_other_are_told_together(
+    monkeypatch: pytest.MonkeyPatch, gains: dict[str, float], verdict: str, told: tuple[str, float] | None
+) -> None:
+    assert joint_of(monkeypatch, gains, verdict) == told
 
 
 def test_sites_of_several_places_are_named_by_place() -> None:
