@@ -1,12 +1,13 @@
 """The map from profiled to unprofiled time: a factor for each sort of host time, the host's speed, the GPU's.
 
-With P the host time of a sort in a step of the trace, a stretch of steps without the profiler takes
-speed * relative[sort] * P of it. `relative` comes from the spans that the clock has, waiting left out. Where
-it does not have waiting apart, `relative` is 1 within the step's span; between the spans it comes from steps
-that do not wait there. The speed of a stretch is a state of the machine, read from its spans: the ratio of
-the sums where the clock has all waiting apart, else the speed at which the replayed span of the step lasts as
-long as the measured one. The lengths of steps enter in one place alone: where they depend on the GPU, its
-factor is the one with which the predicted steps are as long as the measured ones.
+With P the host time of a sort in a step of the trace, a stretch of steps without the profiler takes speed *
+relative[sort] * P of it. `relative` comes from the spans that the clock has, waiting left out. Where it does
+not have waiting apart, `relative` is 1 within the step's span; between the spans it comes from steps that do
+not wait there. Spans that hold waits without a row have the factor of the others together. The speed of a
+stretch is a state of the machine, read from its spans: the ratio of the sums where the clock has all waiting
+apart, else the speed at which the replayed span of the step lasts as long as the measured one. The lengths of
+steps enter in one place alone: where they depend on the GPU, its factor is the one with which the predicted
+steps are as long as the measured ones.
 """
 
 from __future__ import annotations

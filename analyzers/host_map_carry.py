@@ -84,7 +84,7 @@ def carry(source: Model, view: KindView, peers: PeerWaits | None) -> Model:
     host_map = HostMap(relative, paces(program, steps), source.host_map.gpu, source.host_map.gpu_known)
     stretches = replace(source.stretches, length=np.zeros(len(source.stretches.speed)))
     shape = curves(program, [host_map], steps)[0]
-    return Model(view, program, host_map, shape, stretches, steps)
+    return Model(view, program, host_map, shape, stretches, steps, source.unmarked)
 
 
 def _factors(source: Model) -> dict[tuple[str, str], float]:

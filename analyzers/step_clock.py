@@ -19,8 +19,7 @@ from latencylab.model.unprofiled import PROBE, STEP_SPANS, StepClock
 MOST_ODD = 0.01  # of the spans, which damage may have reached without making the others doubtful
 STRETCH = 16  # steps in a row of one request, whose host has one speed
 OUTLIER_TIMES = 3  # the median step, as in a trace
-LITTLE = 0.01  # of the steps, waited where the clock has no row of it
-RARE = 0.5  # of the steps that have the commonest span: a span of fewer is no part of every step
+RARE = 0.5  # of the steps (that have the commonest span): what fewer have is no part of every step
 UNNAMED_DECODES = {"decode", "step", ""}  # what a clock may call steps of any kind but prefill
 PREFILLS = {"prefill", "extend"}
 WAIT = re.compile(r"^ll\.wait\.")
@@ -95,23 +94,25 @@ def clock_steps(clock: StepClock, view: KindView, clocked: frozenset[str]) -> Cl
 
 
 def _unmarked(view: KindView, clocked: frozenset[str]) -> frozenset[str]:
-    """The spans, of those that the clock has, in which the host waits without our mark around the call, as in
-    `Tensor.to("cpu")`: what has no mark in the trace has no row in the clock. None where that is little, or
-    the trace has no marks, so that it cannot tell."""
-    trace, waits = view.rank.trace, view.rank.waits
+    """The spans, of those that the clock has, in which most steps make a blocking call without our mark, such
+    as `Tensor.to("cpu")`: what has no mark in the trace has no row in the clock. How long it waits in the
+    trace says nothing, for a slowed host finds the GPU done. None where the trace has no marks at all.
+    """
+    trace, rank = view.rank.trace, view.rank
     marks = Marks.of(trace, WAIT)
-    rows = np.flatnonzero(view.calls & (waits.blocked > 0)) if len(marks) else np.zeros(0, np.int64)
-    thread, start = waits.calls.thread[rows], waits.calls.start[rows]
-    bare = marks.holding(thread, start) < 0
-    steps = view.rank.steps
-    if waits.blocked[rows[bare]].sum() < LITTLE * (steps.end - steps.start)[view.used].sum():
+    if not len(marks):
         return frozenset()
-    found: set[str] = set()
-    for its in np.unique(thread[bare]).tolist():
-        spans = Spans.of(trace, its, clocked)
-        labels = np.unique(spans.at(start[bare & (thread == its)])).tolist()
-        found |= {spans.name(label) for label in labels}
-    return frozenset(found)
+    calls, thread = rank.waits.calls, rank.steps.thread
+    can_wait = np.array([kind != "alloc" for kind in calls.kind], bool)
+    rows = np.flatnonzero(view.calls & can_wait & (calls.thread == thread))
+    rows = rows[marks.holding(calls.thread[rows], calls.start[rows]) < 0]
+    spans = Spans.of(trace, thread, clocked)
+    label, step = spans.at(calls.start[rows]), rank.steps.of_host(calls.start[rows])
+    return frozenset(
+        spans.name(its)
+        for its in np.unique(label).tolist()
+        if len(np.unique(step[label == its])) >= RARE * len(view.used)
+    )
 
 
 def _detailed(clock: StepClock, rows: I64, until: I64, step_span: str) -> Bool:

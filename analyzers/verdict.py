@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from latencylab.analyzers.calibration import NOT_MEASURED
 from latencylab.analyzers.collectives import kind_of_kernel
 from latencylab.analyzers.kernels import COLLECTIVE
+from latencylab.analyzers.skew import INHERITED
 from latencylab.analyzers.uneven import COMMON, named, unprofiled_cost, what_to_do
 from latencylab.model.calibration import Calibration, Fix
 from latencylab.model.findings import (
@@ -106,7 +107,7 @@ def _in_truth(
     cost = next((its.cost_us.value for its in calibration.syncs if worst and its.site == worst.site), 0.0)
     waits = f"The GPU waits {_share(idle_us, step_us)} of the step for the host"
     waits = f"{waits}; in the trace, which the profiler slows, {traced}."
-    together = _together(calibration, step, step_us)
+    together = _together(calibration, step, step_us, alone)
     if worst is not None and cost >= SMALL * step_us:
         costs = (
             f"A blocking call costs {cost / 1000:.2f} ms of the {step}: {worst.site}{alone},"
@@ -137,14 +138,14 @@ def _in_truth(
     ]
 
 
-def _together(calibration: Calibration, step: str, step_us: float) -> str:
+def _together(calibration: Calibration, step: str, step_us: float, alone: str) -> str:
     """What waits cost that hide behind each other, and which they are; "" where that is little."""
     its = calibration.together
     if its is None or its.cost_us.value < SMALL * step_us:
         return ""
     return (
         f"{len(its.sites)} blocking calls together cost {_ms(its.cost_us.value)} of the {step}, and with one"
-        f" of them gone the host waits in another: {its.names}."
+        f" of them gone the host waits in another: {its.names}{alone}."
     )
 
 
@@ -203,10 +204,10 @@ def _late(collectives: Collectives, wall: float, ranks: int, *, in_trace: bool) 
     if share < MOSTLY:
         return [f"{waits}, for no rank in particular."]
     cause = next((name for name, us in late.causes.items() if us > 0), "")
-    return [f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{_why_late(cause)}."]
+    return [f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{why_late(cause)}."]
 
 
-def _why_late(cause: str) -> str:
+def why_late(cause: str) -> str:
     """What keeps a rank from its collectives, as words after its name."""
     kind, _, part = cause.partition(": ")
     if cause == COMMON:
@@ -214,9 +215,11 @@ def _why_late(cause: str) -> str:
     if kind == "host idle":
         return f", whose host is behind, most of all because of {_named(part)}"
     if kind == "GPU work":
-        return f", whose GPU works longer, in {part} first"
+        return f", whose GPU works longer, most of all in {kind_of_kernel(part)}"
     if kind == "GPU idle":
         return f", whose GPU idles longer by itself, most of all for {GPU_IDLE.get(part, part)}"
+    if cause == INHERITED:
+        return ", which another collective kept"
     return f", which is late because of: {cause}" if cause else ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -224,35 +224,26 @@ def _copies_read(
     """Per call the device-to-host copy that it reads, as a launch, or -1. `op` is what calls are known to
     wait for.
 
-    A copy is its own, and that of the synchronisation of its stream which comes next, as torch has it for
-    pageable memory. Otherwise it is the newest copy to the host of the calling thread, by its place, that was
-    complete at every return of the calls alike. The calls nearest to their copies choose first: what one wait
-    has read is not what a later one waits for.
+    A copy that blocks is its own, and that of the synchronisation which comes next, as torch has it for
+    pageable memory, where both stand in one framework op or are known to wait for it. Otherwise it is the
+    newest copy to the host of the calling thread, by its place, that was complete at every return of the
+    calls alike. The calls nearest to their copies choose first: what one wait has read is not what a later
+    one waits for.
     """
     first = launches.first_op
     to_host = (trace.gpu.kind[first] == MEMCPY) & trace.matching(TO_HOST)[trace.gpu.name[first]]
     read = np.where(calls.op >= 0, launches.of_op[calls.op] if len(trace.gpu) else MISSING, MISSING)
-    blocking = np.zeros(len(launches), bool)
-    blocking[read[read >= 0]] = True
-    syncs = np.array([STREAM_SYNC.search(api) is not None for api in calls.api], bool)
-    for thread in np.unique(calls.thread[syncs]).tolist():
-        rows, mine = (
-            np.flatnonzero(syncs & (calls.thread == thread)),
-            np.flatnonzero(launches.thread == thread),
-        )
-        before = np.searchsorted(launches.start[mine], calls.start[rows])
-        rows, newest = rows[before > 0], mine[before[before > 0] - 1]
-        waited = (op[rows] == MISSING) | (op[rows] == launches.last_op[newest])
-        its = (blocking & to_host)[newest] & waited
-        read[rows[its]] = newest[its]
-    to_host[blocking] = False
-    waiting = [
-        rows
-        for rows in _groups(alike)
-        if calls.kind[rows[0]] == "explicit"
-        and not WHOLE_DEVICE.search(calls.api[rows[0]])
-        and (read[rows] < 0).all()
-    ]
+    to_host_calls = np.flatnonzero((read >= 0) & to_host[np.maximum(read, 0)]) if len(launches) else read[:0]
+    to_host[read[read >= 0]] = False
+    for copy, sync in _synchronised(launches, calls, read, to_host_calls):
+        known = op[sync] == launches.last_op[read[copy]]
+        if known or (op[sync] == MISSING and alike[copy][2] == alike[sync][2]):
+            read[sync] = read[copy]
+    waiting = []
+    for group in _groups(alike):
+        rows = group[read[group] < 0]
+        if len(rows) and calls.kind[rows[0]] == "explicit" and not WHOLE_DEVICE.search(calls.api[rows[0]]):
+            waiting.append(rows)
     while waiting:
         offers = [(rows, _newest_done(launches, calls, rows, to_host)) for rows in waiting]
         offers = [(rows, copies) for rows, copies in offers if (copies >= 0).any()]
@@ -263,6 +254,25 @@ def _copies_read(
         to_host[copies[copies >= 0]] = False
         waiting = [rows for rows, _ in offers if rows is not nearest]
     return read
+
+
+def _synchronised(
+    launches: Launches, calls: BlockingCalls, read: I64, copies: I64
+) -> Iterator[tuple[int, int]]:
+    """Each of these copies that block, with the next blocking call of its thread where that synchronises a
+    stream and nothing was launched between."""
+    for thread in np.unique(calls.thread[copies]).tolist():
+        mine = np.flatnonzero(calls.thread == thread)
+        launched = launches.start[launches.thread == thread]
+        for copy in copies[calls.thread[copies] == thread].tolist():
+            after = mine[np.searchsorted(calls.start[mine], calls.end[copy]) :][:1]
+            if not len(after) or not STREAM_SYNC.search(calls.api[after[0]]):
+                continue
+            since = np.searchsorted(
+                launched, (launches.start[read[copy]], calls.start[after[0]]), side="right"
+            )
+            if since[0] == since[1]:
+                yield copy, int(after[0])
 
 
 def _newest_done(launches: Launches, calls: BlockingCalls, rows: I64, chosen: Bool) -> I64:

@@ -84,7 +84,7 @@ class Optimisation:
     `published` is the effect that was reported for it, `default` its position in the presets it applies to,
     `read` when the running process looks at the switch, `look` what proves the position there, `kernels_on`
     and `kernels_off` regular expressions of kernels that a trace has in one position alone, `needs` others
-    without which it has no effect, `answers` what it does to greedy ones where that was compared, and
+    without which it has no effect, `answers` what it does to greedy answers, where compared, and
     `elsewhere` why it is unavailable where it is.
     """
 

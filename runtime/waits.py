@@ -11,7 +11,7 @@ tensor. Under the overlap scheduler, which all presets have, a decode step of SG
 on a tensor of the device: it waits for an event or a stream, and then reads host tensors. Without overlap
 (`Scheduler.run_batch`, DSpark's budget), with pipeline stages, or while DSpark's confidence is collected, a
 step has a blocking `.to("cpu")`: its wait is part of the spans around it and has no row of its own. The trace
-shows that to calibration, which then reads the host's speed from how long the steps' spans last.
+shows such calls to calibration, which then reads the host's speed from how long the steps' spans last.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class SiteCost:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Blocking sites that pin the host and wait one in another's place, and what removing all of their waits
-    gives, µs per step: more than any one of them alone."""
+    """Blocking sites that pin the host, or may, and wait one in another's place, and what removing all of
+    their waits gives, µs per step: more than what each of them alone gives adds up to."""
 
     sites: tuple[str, ...]
     cost_us: Estimate
@@ -81,8 +81,8 @@ def names_together(sites: Sequence[str]) -> str:
     `cudaMemcpyAsync and cudaStreamSynchronize in scheduler.run_batch, 4 B DtoH Pageable; …`."""
     places: dict[str, list[str]] = {}
     for site in sites:
-        call, within, place = site.partition(" in ")
-        places.setdefault(within + place, []).append(call)
+        call = site.replace(",", " ").split(" ", 1)[0]
+        places.setdefault(site.removeprefix(call), []).append(call)
     return "; ".join(" and ".join(calls) + place for place, calls in places.items())
 
 

@@ -123,6 +123,48 @@ def test_two_waits_in_one_span_are_two_sites() -> None:
     assert syncs["draft"].verdict in ("pinning", "harmful")
 
 
+PINNED = synth.Copy("DtoH", 16, "Pinned", stream=17)
+ITEM = synth.Copy("DtoH", 4, "Pageable", stream=17)
+SYNC = synth.StreamSync(stream=17)
+
+
+def read_by(*steps: tuple[synth.Action, ...], recorded: bool) -> list[tuple[str, str]]:
+    """Per call of these steps its API and the copy that it reads, in order of time."""
+    launch = synth.GraphLaunch((synth.Node(60_000),), call_dur=9_000)
+    spans = tuple(synth.Span("scheduler.run_batch", (launch, *body, synth.Python(9_000))) for body in steps)
+    scenario = synth.Scenario((synth.Program(spans),), sync_records=recorded)
+    waits = RankView.of(synth.to_trace(scenario), load_classes()).waits
+    sites = [waits.sites[row] for row in waits.site.tolist()]
+    return [(site.api, f"{site.bytes} B {site.direction}") for site in sites]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_call_after_a_copy_to_pageable_memory_reads_that_copy(recorded: bool) -> None:
+    item = synth.FrameworkOp("aten::item", (ITEM, SYNC))
+    copied = ("cudaMemcpyAsync", "4 B DtoH Pageable")
+    synced = ("cudaStreamSynchronize", "4 B DtoH Pageable")
+    assert read_by(*[(item,)] * 8, recorded=recorded) == [copied, synced] * 8
+    # The next one reads the copy before: one copy is read once.
+    pinned = ("cudaStreamSynchronize", "16 B DtoH Pinned")
+    step = (PINNED, item, synth.Python(500), SYNC)
+    assert read_by(*[step] * 8, recorded=recorded) == [copied, synced, pinned] * 8
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_one_copy_to_pageable_memory_renames_no_other_call(recorded: bool) -> None:
+    step = (PINNED, synth.Python(500), SYNC)
+    stray = (PINNED, synth.FrameworkOp("aten::item", (ITEM,)), synth.Python(500), SYNC)
+    found = read_by(*[step] * 4, stray, *[step] * 4, recorded=recorded)
+    others = found[:4] + found[-4:]
+    assert others == [("cudaStreamSynchronize", "16 B DtoH Pinned")] * 8
+
+
+def test_a_launch_between_a_copy_and_a_call_parts_them() -> None:
+    step = (PINNED, ITEM, synth.Launch(1_000, stream=17), synth.Python(500), SYNC)
+    found = read_by(*[step] * 8, recorded=True)
+    assert ("cudaStreamSynchronize", "4 B DtoH Pageable") not in found
+
+
 def test_a_call_did_not_wait_for_what_ended_after_it() -> None:
     """Elimination allows for clocks that disagree; on another thread an op may end that little later."""
     node = (synth.Node(0, name="gemm"),)

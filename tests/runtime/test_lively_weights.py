@@ -26,6 +26,7 @@ class Values:
     size: int = 2
     floating: bool = True
     device: str = "cuda:1"
+    dtype: str = ""
     log: list[Any] = field(default_factory=list)
 
     def dim(self) -> int:
@@ -39,7 +40,7 @@ class Values:
 
     def normal_(self, mean: float, std: float, *, generator: Any) -> Values:
         assert (mean, generator.device) == (0.0, self.device)
-        self.log.append((round(std, 4), generator.seed))
+        self.log.append((round(std, 4), generator.seed, self.dtype))
         return self
 
     def copy_(self, other: Values) -> None:
@@ -51,8 +52,7 @@ class Values:
 
 
 def _empty_like(values: Values, *, dtype: str) -> Values:
-    assert dtype == "bfloat16"  # whatever it is for
-    return Values(values.shape, device=values.device)
+    return Values(values.shape, device=values.device, dtype=dtype)
 
 
 class Generator:
@@ -93,7 +93,7 @@ def _filled(name: str, *shape: int, **more: Any) -> list[Any]:
     ],
 )
 def test_a_weight_keeps_the_scale_of_its_input(name, shape, std):
-    ((drawn, _),) = _filled(name, *shape)
+    ((drawn, _, _),) = _filled(name, *shape)
     assert drawn == std
 
 
@@ -124,7 +124,9 @@ def test_the_rest_stays(name, shape, more):
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_it_is_drawn_as_bf16_whatever_holds_it(size):
-    assert _filled("model.layers.3.mlp.gate.weight", 512, 2560, size=size) == [(0.0198, 3831531141)]
+    assert _filled("model.layers.3.mlp.gate.weight", 512, 2560, size=size) == [
+        (0.0198, 3831531141, "bfloat16")
+    ]
 
 
 def test_each_has_its_own_seed_and_every_process_the_same():
