@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -88,7 +88,7 @@ def resolve_waits(
     alike: list[Hashable] = list(zip(calls.api, spans, ops, seams, kinds, strict=True))
     op, evidence = calls.op.copy(), np.where(calls.op >= 0, "recorded", "unknown").astype("<U10")
     _recorded(trace, launches, calls, op, evidence)
-    copies = _copies_read(trace, launches, calls, alike, op)
+    copies = _copies_read(trace, launches, calls, alike, ops, op)
     for rows in _groups(alike):
         rows = rows[evidence[rows] != "recorded"]
         if len(rows):
@@ -219,10 +219,15 @@ def _infer(launches: Launches, calls: BlockingCalls, rows: I64, op: I64, evidenc
 
 
 def _copies_read(
-    trace: Trace, launches: Launches, calls: BlockingCalls, alike: list[Hashable], op: I64
+    trace: Trace,
+    launches: Launches,
+    calls: BlockingCalls,
+    alike: list[Hashable],
+    ops: Sequence[str],
+    op: I64,
 ) -> I64:
-    """Per call the device-to-host copy that it reads, as a launch, or -1. `op` is what calls are known to
-    wait for.
+    """Per call the device-to-host copy that it reads, as a launch, or -1. `ops` are the framework ops that
+    calls stand in, `op` the GPU ops that they are known to wait for.
 
     A copy that blocks is its own, and that of the synchronisation which comes next, as torch has it for
     pageable memory, where both stand in one framework op or are known to wait for it. Otherwise it is the
@@ -237,7 +242,7 @@ def _copies_read(
     to_host[read[read >= 0]] = False
     for copy, sync in _synchronised(launches, calls, read, to_host_calls):
         known = op[sync] == launches.last_op[read[copy]]
-        if known or (op[sync] == MISSING and alike[copy][2] == alike[sync][2]):
+        if known or (op[sync] == MISSING and ops[copy] == ops[sync]):
             read[sync] = read[copy]
     waiting = []
     for group in _groups(alike):
