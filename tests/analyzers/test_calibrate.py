@@ -239,8 +239,8 @@ def test_one_wait_alone_is_not_told_twice() -> None:
     assert its.together is None
 
 
-@pytest.mark.parametrize("slowing", [1.7, 2.2, 4.0])
-@pytest.mark.parametrize("host", [20_000, STALLED, 35_000, 45_000])
+@pytest.mark.parametrize("slowing", [1.7, 4.0])
+@pytest.mark.parametrize("host", [20_000, 45_000])
 def test_waits_of_which_the_clock_has_no_row(host: int, slowing: float) -> None:
     """They are in the spans around them, where they would pass for the host's work, and the slower the host
     under the profiler, the less the trace shows of them."""
