@@ -78,7 +78,9 @@ def judge(
     first, *more = _sentences(rank, calibration, alone=_makes_it_alone(ranks, front))
     if collectives:
         dear, cheap = _uneven(collectives.uneven, wall, calibration)
-        late = _late(collectives, wall, len(collectives.unpaired_by_rank), in_trace=_holds(calibration))
+        known = _worst(rank.main) if [late.rank for late in collectives.late[:1]] == [rank.rank] else None
+        site = known.site if known else ""
+        late = _late(collectives, wall, len(collectives.unpaired_by_rank), site, in_trace=_holds(calibration))
         more = [*dear, *more, *cheap, *late]
     return Verdict((where + first, *more), _confidence(rank, integrity, calibration), reasons)
 
@@ -190,9 +192,10 @@ def _in_truth_costs(its: Uneven, calibration: Calibration | None) -> str:
     return "" if its.on == "gpu" else "; what that costs without the profiler is not known"
 
 
-def _late(collectives: Collectives, wall: float, ranks: int, *, in_trace: bool) -> list[str]:
-    """Who keeps the others waiting in collectives and why, where that is worth a sentence; `in_trace` says
-    that the first sentence is of the step without the profiler.
+def _late(collectives: Collectives, wall: float, ranks: int, told: str, *, in_trace: bool) -> list[str]:
+    """Who keeps the others waiting in collectives and why, where that is worth a sentence; `told` is the
+    site of the late rank that was named before, `in_trace` says that the first sentence is of the step
+    without the profiler.
     """
     if not collectives.late or collectives.step_us.wait < SMALL * wall:
         return []
@@ -204,16 +207,17 @@ def _late(collectives: Collectives, wall: float, ranks: int, *, in_trace: bool) 
     if share < MOSTLY:
         return [f"{waits}, for no rank in particular."]
     cause = next((name for name, us in late.causes.items() if us > 0), "")
-    return [f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{why_late(cause)}."]
+    return [f"{waits}, {min(share, 1):.0%} of that for rank {late.rank}{why_late(cause, told)}."]
 
 
-def why_late(cause: str) -> str:
-    """What keeps a rank from its collectives, as words after its name."""
+def why_late(cause: str, told: str = "") -> str:
+    """What keeps a rank from its collectives, as words after its name; the site `told` has been named."""
     kind, _, part = cause.partition(": ")
     if cause == COMMON:
         return ", whose host is behind, mostly with work that the other hosts do as well"
     if kind == "host idle":
-        return f", whose host is behind, most of all because of {_named(part)}"
+        because = "that call" if part == told else _named(part)
+        return f", whose host is behind, most of all because of {because}"
     if kind == "GPU work":
         return f", whose GPU works longer, most of all in {kind_of_kernel(part)}"
     if kind == "GPU idle":

@@ -39,6 +39,13 @@ def test_why_a_rank_is_late(cause: str, said: str) -> None:
     assert why_late(cause) == said
 
 
+def test_a_site_is_named_once() -> None:
+    assert why_late("host idle: f in g", "f in g").endswith(" because of that call")
+    text = latencylab.open("sample:dspark-tp2-stall").analysis.verdict.text
+    assert text.count("cudaStreamSynchronize in scheduler.run_batch") == 1
+    assert text.endswith(" for rank 1, whose host is behind, most of all because of that call.")
+
+
 @pytest.mark.parametrize(
     ("sample", "said"),
     [
