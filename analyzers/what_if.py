@@ -22,6 +22,7 @@ from latencylab.model.integrity import InputError
 from latencylab.model.trace import MISSING, Bool
 
 WORTH = 0.01  # of the step, below which a change is not listed
+MOST_SITES = 12  # the longest, of which those are sought that hide behind each other: each takes a replay
 NOTHING = 1e-6  # of a kernel's time, where all of it goes
 HALF = 0.5  # of what work takes now, in the list of changes; waits and gaps there go altogether
 
@@ -287,8 +288,12 @@ def joint_outcome(model: Model, costs: Sequence[SiteCost], step_us: float) -> Ou
     than each of them alone adds up to: a copy to pageable memory and the synchronisation after it wait for
     the same work, so with one of them gone the other waits instead.
     """
-    alone = {cost.site: max(cost.cost_us.value, 0.0) for cost in costs if cost.verdict != "hidden"}
-    if len(alone) < 2 or all(cost.verdict in ("hidden", "unclear") for cost in costs):
+    costs = sorted(
+        (cost for cost in costs if cost.verdict != "hidden"), key=lambda cost: -cost.blocked_us.value
+    )
+    costs = costs[:MOST_SITES]
+    alone = {cost.site: max(cost.cost_us.value, 0.0) for cost in costs}
+    if len(alone) < 2 or all(cost.verdict == "unclear" for cost in costs):
         return None
     sites = tuple(alone)
     whole, *others = predict(model, [_removed(sites), *(_removed(_without(sites, one)) for one in sites)])
