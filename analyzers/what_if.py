@@ -22,7 +22,7 @@ from latencylab.model.integrity import InputError
 from latencylab.model.trace import MISSING, Bool
 
 WORTH = 0.01  # of the step, below which a change is not listed
-MOST_SITES = 12  # the longest, of which those are sought that hide behind each other: each takes a replay
+MOST_SITES = 12  # with more, those that hide behind each other are not parted from the rest, a replay each
 NOTHING = 1e-6  # of a kernel's time, where all of it goes
 HALF = 0.5  # of what work takes now, in the list of changes; waits and gaps there go altogether
 
@@ -288,15 +288,17 @@ def joint_outcome(model: Model, costs: Sequence[SiteCost], step_us: float) -> Ou
     than each of them alone adds up to: a copy to pageable memory and the synchronisation after it wait for
     the same work, so with one of them gone the other waits instead.
     """
-    costs = sorted(
-        (cost for cost in costs if cost.verdict != "hidden"), key=lambda cost: -cost.blocked_us.value
-    )
-    costs = costs[:MOST_SITES]
+    costs = [cost for cost in costs if cost.verdict != "hidden"]
     alone = {cost.site: max(cost.cost_us.value, 0.0) for cost in costs}
     if len(alone) < 2 or all(cost.verdict == "unclear" for cost in costs):
         return None
     sites = tuple(alone)
-    whole, *others = predict(model, [_removed(sites), *(_removed(_without(sites, one)) for one in sites)])
+    (whole,) = predict(model, [_removed(sites)])
+    if whole.gain_us.value - sum(alone.values()) <= WORTH * step_us:
+        return None
+    if len(sites) > MOST_SITES:
+        return whole
+    others = predict(model, [_removed(_without(sites, one)) for one in sites])
     # Of a site that none of the others waits for, the others without it give all but what it gives alone.
     hiding = tuple(
         site

@@ -209,6 +209,7 @@ def joint_of(
 
 ADDING_UP = {"a": 300.0, "b": 200.0, "ab": 500.0}
 HIDING = {"m": 5.0, "s": 1.0, "ms": 300.0}
+MANY = "abcdefghijklmnop"  # too many to be replayed without each
 BOTH = {"a": 300.0, **HIDING, "am": 305.0, "as": 301.0, "ams": 600.0}
 
 
@@ -221,6 +222,7 @@ BOTH = {"a": 300.0, **HIDING, "am": 305.0, "as": 301.0, "ams": 600.0}
         (HIDING, "unclear", None),
         (HIDING, "hidden", None),
         (BOTH, "pinning", ("ms", 300.0)),
+        ({**dict.fromkeys(MANY, 1.0), MANY: 900.0}, "pinning", (MANY, 900.0)),
     ],
 )
 def test_only_waits_that_hide_behind_each_other_are_told_together(
