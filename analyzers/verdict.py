@@ -79,7 +79,8 @@ def judge(
     if collectives:
         dear, cheap = _uneven(collectives.uneven, wall, calibration)
         known = _worst(rank.main) if [late.rank for late in collectives.late[:1]] == [rank.rank] else None
-        site = known.site if known else ""
+        # Where several calls are told together, "that call" would be any of them.
+        site = known.site if known and not (calibration and calibration.together) else ""
         late = _late(collectives, wall, len(collectives.unpaired_by_rank), site, in_trace=_holds(calibration))
         more = [*dear, *more, *cheap, *late]
     return Verdict((where + first, *more), _confidence(rank, integrity, calibration), reasons)
